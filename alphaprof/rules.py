@@ -19,7 +19,6 @@ from alphaprof.errors import VALUE, cut, shown
 Columns = Mapping[str, np.ndarray[Any, Any]]
 Values = np.ndarray[Any, Any]
 GREEDY, SAMPLED = "greedy", "sampled"  # how the target chose a text's tokens
-SMALLEST = float(np.finfo(np.float32).tiny)
 GAMMA_LIMIT = 64  # the most drafted tokens a round that a profile may ask for
 BOTH = (GREEDY, SAMPLED)
 NOT_MODELLED = {
@@ -49,11 +48,10 @@ class Rule:
     `emitted` is None for a lossy rule: its output departs from the text that was measured, so that its rounds cannot be
     replayed. `policies`: how the target must have chosen a text for the text to be what the rule's own decoding would emit
     (for a lossy rule: what it departs from). `timed`: a round costs gamma draft steps and one verification of gamma + 1.
-    `logged`: both need whole distributions, so that only a log that was written with the rule has them. `drawn`: drafts are
-    drawn from q, so that a draft equal to the target is always accepted, and what happened to the token that was emitted
-    is a probability where q is not a point mass. `blocks`: the drafts of a round are verified together. `at_most_top`: it
-    keeps at most the target's top probability; `by_token`: it depends on the rank of x_t in q; `measure` computes beta_t and
-    a_t from p, q and x_t while scoring, for rules that need whole distributions. `used_by`: who decodes like this.
+    `drawn`: drafts are drawn from q, so that a draft equal to the target is always accepted, and what happened to the token
+    that was emitted is a probability where q is not a point mass. `blocks`: the drafts of a round are verified together.
+    `at_most_top`: it keeps at most the target's top probability; `by_token`: it depends on the rank of x_t in q. `used_by`:
+    who decodes like this.
     """
 
     about: str
@@ -67,17 +65,11 @@ class Rule:
     at_most_top: bool = False
     by_token: bool = False
     used_by: str = ""
-    measure: Callable[..., tuple[Any, Any]] | None = None
 
     @property
     def lossy(self) -> bool:
         """Whether the output differs from what the target alone would write."""
         return self.emitted is None
-
-    @property
-    def logged(self) -> bool:
-        """Whether only a log that was written with the rule has its values."""
-        return self.measure is not None
 
     @property
     def chained(self) -> bool:
@@ -148,24 +140,6 @@ def tree(columns: Columns, width: int) -> Values:
     return np.where(ranks >= 1, _ranked(ranks, width), agrees(columns))
 
 
-def multi_draft(p: Any, q: Any, token: Any, width: int) -> tuple[Any, Any]:
-    """1 - prod (1 - beta_r), r = 1..`width`: one of `width` tokens drawn from q is kept, tried in turn by recursive
-    rejection sampling; and the sum of a^(r): the emitted token was one of them (docs/theory.md, part 7).
-    """
-    chosen = token.clamp(max=p.shape[1] - 1)[:, None]
-    p_token, q_token = p.gather(1, chosen)[:, 0], q.gather(1, chosen)[:, 0]
-    known = (token < p.shape[1]) & (p_token > 0)
-    divisor = p_token.where(p_token > 0, 1.0)
-    reached, emitted = p_token.new_ones(len(token)), p_token.new_zeros(len(token))
-    for _ in range(width):
-        emitted = emitted + reached * p.gather(1, chosen)[:, 0].minimum(q_token) / divisor
-        p = (p - q).clamp_(min=0.0)
-        rejected = p.sum(1)
-        p.div_(rejected.clamp(min=SMALLEST)[:, None])
-        reached = reached * rejected.clamp(max=1.0)
-    return 1.0 - reached, emitted.clamp(max=1.0).where(known, 0.0)
-
-
 def _kept(columns: Columns, threshold: Values) -> Values:
     """1[p(d) >= threshold], the top token itself always included: rounding must not reject what cannot be beaten."""
     reached = columns["target_prob_of_draft_top"] >= np.minimum(threshold, columns["target_top_prob"])
@@ -234,17 +208,6 @@ RULES = {
         by_token=True,
         used_by="Medusa and EAGLE trees of a fixed shape, as an upper bound: theirs have fewer nodes",
     ),
-    "multi_draft": Rule(
-        "one of `width` tokens drawn from q is kept, tried in turn by recursive rejection sampling",
-        lambda columns, width: one_hot(columns),  # drawing often from a point mass changes nothing
-        lambda columns, width: agrees(columns),
-        (SAMPLED,),
-        (Parameter("width", 1, 64, +1, whole=True),),
-        timed=False,
-        drawn=True,
-        used_by="SpecInfer",
-        measure=multi_draft,
-    ),
 }
 
 
@@ -272,20 +235,11 @@ class BoundRule:
 
     def accept(self, columns: Columns) -> Values:
         """beta_t [positions]: the probability that the draft's proposal is kept, before the emitted token is known."""
-        return self._measured(columns, "accept", self.rule.accept(columns, **self.arguments))
+        return self.rule.accept(columns, **self.arguments)
 
     def emitted(self, columns: Columns) -> Values | None:
         """a_t [positions]: the probability that the emitted token was an accepted draft; None for a lossy rule."""
-        if self.rule.emitted is None:
-            return None
-        return self._measured(columns, "emitted", self.rule.emitted(columns, **self.arguments))
-
-    def _measured(self, columns: Columns, name: str, otherwise: Values) -> Values:
-        """Return the logged values if the rule needs whole distributions; else `otherwise`."""
-        if self.rule.measure is None:
-            return otherwise
-        values = columns[f"{name}_{self.id}"]
-        return np.asarray(np.where(np.isnan(values), otherwise, values))
+        return None if self.rule.emitted is None else self.rule.emitted(columns, **self.arguments)
 
 
 def default_rule(policy: str) -> str:
@@ -297,7 +251,7 @@ def decoded_rule(decision: str, policy: str) -> str:
     """Return the rule that decodes text of a policy: the decision's if it can, else the default of engines."""
     if decision != "auto":
         rule = parse_rule(decision).rule
-        if rule.chained and not rule.logged and policy in rule.policies:
+        if rule.chained and policy in rule.policies:
             return decision
     return default_rule(policy)
 

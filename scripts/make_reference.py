@@ -27,7 +27,7 @@ TABLES = (
     (
         "Position log: `positions/draft=NAME/`",
         "One row per position.",
-        schema.LogRules(RULE, RULE, RULE).columns,
+        schema.LogRules(RULE, RULE).columns,
     ),
     (
         "Position log of a draft head, beside the columns of every log",

@@ -75,7 +75,6 @@ GLOSSARY = {  # what a name means wherever it stands; CLASS.NAME goes first
     "positions": "number of positions",
     "reason": "why, in words",
     "remedy": "what to do about it",
-    "replay": "flavour of the rounds",
     "rounds": "number of rounds",
     "rule": "id of the acceptance rule",
     "run": "the run",

@@ -206,7 +206,6 @@ def _target(rng: np.random.Generator, greedy: Array) -> dict[str, Array]:
     drawn = np.where(greedy, rng.random(count) > 0.999, (rng.random(count)[:, None] > p.cumsum(1)).sum(1))
     ids = np.stack([_zipf(rng, count) for _ in range(3)])
     share = rng.random(count)  # of the others, the token's, in p and q alike
-    raw = np.where(greedy, 1.0, rng.uniform(0.7, 1.0, count))
     entropy = -(p * np.log(p)).sum(1) + p[:, 2] * rng.exponential(2.0, count)
     return {
         "p": p,
@@ -220,8 +219,6 @@ def _target(rng: np.random.Generator, greedy: Array) -> dict[str, Array]:
         "target_margin": p[:, 0] - p[:, 1],
         "target_entropy": entropy,
         "target_token_prob": _of_token(p, drawn, share),
-        "raw_target_margin": raw * (p[:, 0] - p[:, 1]),
-        "raw_target_entropy": entropy / raw,
     }
 
 
@@ -255,8 +252,6 @@ def _model(rng: np.random.Generator, target: dict[str, Array], hits: Array) -> d
         "overlap": np.minimum(p, q).sum(1),
         "kl_target_draft": kl,
         "kl_draft_target": back,
-        "js": np.minimum(0.69, np.minimum(kl, back) * rng.uniform(0.15, 0.25, len(hits))),
-        "raw_kl_target_draft": np.where(target["greedy"], kl, kl * rng.uniform(1, 1.4, len(hits))),
         "proposed": np.full(len(hits), LONGEST),
     }
     return found | {"draft_rank_of_token": np.where(found["draft_top"] == target["token"], 1, ranks)}
@@ -268,7 +263,7 @@ def _lookup(rng: np.random.Generator, target: dict[str, Array], hits: Array, lef
     found = _proposal(rng, target, hits)
     most = np.minimum(np.minimum(rng.geometric(0.35, len(hits)), proposed), left)
     accepted = np.where(found["draft_top"] == target["token"], most, 0)
-    return found | {"proposed": proposed, "accepted_run": accepted, "proposed_before_eos": proposed}
+    return found | {"proposed": proposed, "accepted_run": accepted}
 
 
 def _proposal(rng: np.random.Generator, target: dict[str, Array], hits: Array) -> dict[str, Array]:

@@ -5,7 +5,6 @@ the small-sample correction of a ratio from explicit matrices.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -83,11 +82,9 @@ def columns(
 def compared(z: Array, y: Array, p: Array, q: Array, token: int) -> dict[str, float]:
     """All statistics of one position from logits z, y and distributions p, q of target and draft, all of one width."""
     width = len(z)
-    raw = np.sort(softmax(z))[::-1]
     top, draft_top = int(np.argmax(z)), int(np.argmax(y))
     first, second = np.sort(p)[::-1][:2]
     draft_first, draft_second = np.sort(q)[::-1][:2]
-    mixture = (p + q) / 2
     return {
         "target_top": top,
         "draft_top": draft_top,
@@ -106,10 +103,6 @@ def compared(z: Array, y: Array, p: Array, q: Array, token: int) -> dict[str, fl
         "overlap": float(np.minimum(p, q).sum()),
         "kl_target_draft": kl(p, q),
         "kl_draft_target": kl(q, p),
-        "js": (kl(p, mixture) + kl(q, mixture)) / 2,
-        "raw_target_margin": raw[0] - raw[1],
-        "raw_target_entropy": -kl(raw, np.ones(width)),
-        "raw_kl_target_draft": kl(softmax(z), softmax(y)),
     }
 
 
@@ -163,52 +156,3 @@ def threshold(p: Array, accepted: int, width: int = 1, divergence: Divergence = 
             break
     costs = {"kl": (x * math.log(x / level) for x in block if x > 0), "tv": (max(x - level, 0.0) for x in block)}
     return float(sum(costs[divergence]))
-
-
-@dataclass(frozen=True)
-class MultiDraft:
-    """Recursive rejection sampling: child r, drawn from q independently of the others, is kept with probability
-    min(1, p^(r)/q), where p^(1) = p and p^(r+1) is (p^(r) - q)_+ made to sum to 1. If none is kept, the token is drawn from
-    the last p^(r); its law is p (SpecInfer, arXiv:2305.09781). Children drawn without replacement are another matter.
-
-    `targets` [..., width + 1, V]: p^(1), p^(2), ...; `draft` [..., V]: q; `reached` [..., width + 1]: probability that the
-    children before child r are all rejected, the product of their 1 - beta; the last one is that none is kept.
-    """
-
-    targets: Array
-    draft: Array
-    reached: Array
-
-    @classmethod
-    def of(cls, p: Array, q: Array, width: int) -> MultiDraft:
-        """From p and q, both [V] or [n, V]."""
-        p, q = (np.asarray(law, dtype=np.float64) for law in (p, q))
-        draft, targets = q / q.sum(-1, keepdims=True), [p / p.sum(-1, keepdims=True)]
-        reached = [np.ones(draft.shape[:-1])]
-        for _ in range(width):
-            excess = np.maximum(targets[-1] - draft, 0.0)
-            mass = excess.sum(-1, keepdims=True)  # 1 - beta; 0 where no child is ever rejected: then the next p^(r) is idle
-            targets.append(np.divide(excess, mass, out=targets[-1].copy(), where=mass > 0))
-            reached.append(reached[-1] * mass[..., 0])
-        return cls(np.stack(targets, axis=-2), draft, np.stack(reached, axis=-1))
-
-    @property
-    def beta(self) -> Array:
-        """Probability that child r is kept if it is tried: sum min(p^(r), q), [..., width]."""
-        return np.asarray(np.minimum(self.targets[..., :-1, :], self.draft[..., None, :]).sum(-1))
-
-    @property
-    def total(self) -> Array:
-        """Probability that one of the children is kept, [...]."""
-        return np.asarray(1 - self.reached[..., -1])
-
-    def emitted(self, tokens: Array | int) -> Array:
-        """a^(r): probability that child r was kept, given that the emitted token is x [...]; [..., width].
-
-        a^(r) = reached_r min(p^(r)(x), q(x)) / p(x), and 0 where p(x) = 0. What they lack in 1 is that none was kept.
-        """
-        index = np.asarray(tokens)[..., None, None]
-        target = np.take_along_axis(self.targets, index, -1)[..., 0]
-        draft = np.take_along_axis(self.draft[..., None, :], index, -1)[..., 0]
-        joint = self.reached[..., :-1] * np.minimum(target[..., :-1], draft)
-        return np.asarray(np.divide(joint, target[..., :1], out=np.zeros_like(joint), where=target[..., :1] > 0))

@@ -108,7 +108,7 @@ MIXED: dict[str, Any] = {
         {"domain": "plain", "path": "long.jsonl", "prompt": "{text}", "continuation": {"kind": "text", "prompt_tokens": 9}},
     ],
     "thinking": {"begin": "o", "end": "e"},
-    "rules": [*LOGGED_RULES, "tree_2", "multi_draft_2"],
+    "rules": [*LOGGED_RULES, "tree_2"],
     "certificates": True,
     "costs": {"source": "none"},
     "execution": {"threads": 1},

@@ -42,7 +42,6 @@ from alphaprof.profiling.scoring.scorer import Extras
 from alphaprof.rules import rules_of
 from alphaprof.totals.files import join_totals
 from alphaprof.totals.replay import runs_by_depth
-from tests.reference import MultiDraft
 
 Array = np.ndarray[Any, Any]
 VOCABULARY = 1000
@@ -311,7 +310,6 @@ def manifest(recipe: Recipe) -> Manifest:
         | {name: head_facts(name, max(recipe.gammas), **more) for name, more in recipe.heads.items()},
         tokenizer="0" * 64,
         environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
-        emitted=recipe.log_rules.emitted,
         certified=recipe.log_rules.certified,
     )
 
@@ -374,11 +372,9 @@ def _target_columns(document: Document, rng: np.random.Generator) -> dict[str, A
         "target_top_prob": top,
         "target_second_prob": second,
         "target_margin": top - second,
-        "target_entropy": rng.exponential(1.0, size),
+        "target_entropy": rng.exponential(1.0, (2, size))[0],  # twice as many, so that what follows stays what tests know
         "target_token_prob": np.where(agrees, top, second),
         "top": np.column_stack([top, second]),
-        "raw_target_margin": top - second,
-        "raw_target_entropy": rng.exponential(1.0, size),
     }
 
 
@@ -419,8 +415,6 @@ def _draft_columns(document: Document, target: dict[str, Array], shift: float, r
         "overlap": rng.random(size),
         "kl_target_draft": divergence,
         "kl_draft_target": rng.exponential(0.3, size),
-        "js": np.minimum(divergence / 4, 0.69),
-        "raw_kl_target_draft": divergence,
         "proposed": np.where(rng.random(size) < options.coverage, NO_LIMIT, 0),
     }
 
@@ -446,8 +440,6 @@ def _sampled_target_columns(document: Document, p: Array) -> dict[str, Array]:
         "target_entropy": entropy,
         "target_token_prob": p[rows, document.tokens - WORDS[0]],
         "top": ordered[:, ::-1],
-        "raw_target_margin": ordered[:, -1] - ordered[:, -2],
-        "raw_target_entropy": entropy,
     }
 
 
@@ -472,8 +464,6 @@ def _sampled_draft_columns(document: Document, p: Array, shift: float, rng: np.r
         "overlap": np.minimum(p, q).sum(1),
         "kl_target_draft": np.maximum(divergence, 0),
         "kl_draft_target": np.maximum(divergence, 0),
-        "js": np.clip(divergence / 4, 0, 0.69),
-        "raw_kl_target_draft": np.maximum(divergence, 0),
         "proposed": np.where(rng.random(len(p)) < options.coverage, NO_LIMIT, 0),
     }
 
@@ -500,7 +490,6 @@ def _lookup_columns(document: Document, target: dict[str, Array], rng: np.random
         "target_rank_of_draft_top": rank,
         "proposed": proposed,
         "accepted_run": accepted,
-        "proposed_before_eos": np.where(np.arange(size) % 4 == 3, proposed // 2, proposed),
     }
 
 
@@ -514,7 +503,7 @@ def _head_columns(
     known = token % len(WORDS) != WORDS[-1] % len(WORDS)
     columns = _draft_columns(document, target, 0.0, rng)
     proposed = np.where(columns["proposed"] > 0, np.minimum(rules.depths, np.arange(size, 0, -1) + rules.depths // 2), 0)
-    columns |= {"proposed": proposed, "in_draft_vocabulary": known, "proposed_before_eos": np.full(size, -1)}
+    columns |= {"proposed": proposed, "in_draft_vocabulary": known}
     _forget_unknown(columns, document, target, known)
     agrees = [columns["draft_top"] == token]
     for depth in range(2, rules.depths + 1):
@@ -555,7 +544,7 @@ def _forget_unknown(columns: dict[str, Array], document: Document, target: dict[
         columns |= {"target_rank_of_draft_top": 1 + (p > p[rows, top][:, None]).sum(1)}
         columns |= {"draft_token_prob": q[rows, token - WORDS[0]], "overlap": np.minimum(p, q).sum(1)}
         columns["draft_rank_of_token"] = 1 + (q > q[rows, token - WORDS[0]][:, None]).sum(1)
-    columns["kl_target_draft"] = columns["raw_kl_target_draft"] = np.full(len(token), np.inf)
+    columns["kl_target_draft"] = np.full(len(token), np.inf)
 
 
 def _position_table(
@@ -569,7 +558,6 @@ def _position_table(
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
     greedy = [document.options.on_policy and document.options.temperature is None for document in documents]
     data["greedy"] = np.repeat(greedy, lengths)
-    data |= _drawn_columns(documents, parts, rules)
     if rules.certified:
         top, entropy = _wide([part["top"] for part in parts]), data["target_entropy"]
         data |= Extras.of(rules.certified, certificates=True).thresholds(top, entropy, VOCABULARY)
@@ -589,7 +577,6 @@ def log_table(data: dict[str, Array], rules: LogRules, draft: str) -> pa.Table:
         for column in declared
         if column.needs in (STARTS, DEPTHS) and column.name in data
     }
-    masks |= {f"emitted_{rule}": silent | np.isnan(data[f"emitted_{rule}"]) for rule in rules.emitted}
     arrays = [
         pa.array(data[column.name], mask=masks.get(column.name)).cast(column.type)
         if column.name in data
@@ -597,20 +584,6 @@ def log_table(data: dict[str, Array], rules: LogRules, draft: str) -> pa.Table:
         for column in declared
     ]
     return pa.Table.from_arrays(arrays, schema=arrow_schema(declared, draft=draft, rules=list(rules.accepted)))
-
-
-def _drawn_columns(documents: Sequence[Document], parts: Sequence[dict[str, Array]], rules: LogRules) -> dict[str, Array]:
-    """Columns of rules that draw several tokens; NaN, as for a draft without a distribution, where there is no whole one."""
-    columns: dict[str, list[Array]] = {}
-    for document, part in zip(documents, parts, strict=True):
-        for rule in rules_of(list(rules.emitted)):
-            accept = emitted = np.full(document.length, np.nan)
-            if document.law is not None and "q" in part:
-                law = MultiDraft.of(document.law, part["q"], int(rule.arguments["width"]))
-                accept, emitted = law.total, law.emitted(document.tokens - WORDS[0]).sum(1)
-            columns.setdefault(f"accept_{rule.id}", []).append(accept)
-            columns.setdefault(f"emitted_{rule.id}", []).append(emitted)
-    return {name: np.concatenate(values) for name, values in columns.items()}
 
 
 def _wide(parts: Sequence[Array]) -> Array:

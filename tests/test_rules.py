@@ -22,11 +22,9 @@ from alphaprof.rules import (
     parse_rule,
 )
 from tests.loops import each
-from tests.reference import MultiDraft
 
 Array = np.ndarray[Any, Any]
 LOSSY = [name for name, rule in RULES.items() if rule.lossy]
-WIDTHS = (*range(1, 9), 64)  # of rules that draw several tokens, as far as they are asked for here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,35 +73,7 @@ def columns(positions: list[Position]) -> dict[str, Array]:
         }
         for one in positions
     ]
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]} | drawn_columns(positions)
-
-
-def drawn_columns(positions: list[Position]) -> dict[str, Array]:
-    """What the log would hold of rules that draw several tokens."""
-    found = {name: np.empty((len(positions), len(WIDTHS))) for name in ("accept", "emitted")}
-    sizes = np.array([len(one.p) for one in positions])
-    for size in set(sizes.tolist()):  # distributions of one size at once
-        rows = np.flatnonzero(sizes == size)
-        chosen = [positions[row] for row in rows]
-        law = MultiDraft.of(np.stack([one.p for one in chosen]), np.stack([one.q for one in chosen]), max(WIDTHS))
-        kept = law.emitted(np.array([one.token for one in chosen])).cumsum(1)
-        found["accept"][rows] = 1 - law.reached[:, WIDTHS]
-        found["emitted"][rows] = kept[:, np.array(WIDTHS) - 1]
-    return {
-        f"{name}_multi_draft_{width}": values[:, at] for name, values in found.items() for at, width in enumerate(WIDTHS)
-    }
-
-
-def kept_of_several(one: Position, width: int) -> float:
-    """Probability that one of `width` draws is kept: what is left of p after each failure, token by token."""
-    left, failed = list(one.p), 1.0
-    for _ in range(width):
-        excess = [max(a - b, 0.0) for a, b in zip(left, one.q, strict=True)]
-        if sum(excess) == 0:
-            return 1.0
-        failed *= sum(excess)
-        left = [value / sum(excess) for value in excess]
-    return 1 - failed
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 # The formula of each rule on one whole position.
@@ -120,7 +90,6 @@ DIRECT: dict[str, Callable[..., float]] = {
     ),
     "trtllm": lambda one, k, delta: one.proposal in ranking(one.raw_p)[:k] and one.p[one.proposal] >= max(one.p) - delta,
     "tree": lambda one, width: one.token in ranking(one.raw_q)[:width],
-    "multi_draft": kept_of_several,
 }
 
 
@@ -191,10 +160,7 @@ def test_acceptance_from_columns_is_that_of_the_whole_distributions(rule: BoundR
 def test_float32_columns_of_a_log_do_not_change_what_is_exact_in_them(rule: BoundRule) -> None:
     data = columns(EDGES)
     stored = {name: column.astype(np.float32) if column.dtype == np.float64 else column for name, column in data.items()}
-    expected = rule.accept(data)
-    if rule.rule.logged:  # its acceptance is itself a column
-        expected = expected.astype(np.float32)
-    assert rule.accept(stored).tolist() == expected.tolist()
+    assert rule.accept(stored).tolist() == rule.accept(data).tolist()
 
 
 @each(
@@ -202,8 +168,6 @@ def test_float32_columns_of_a_log_do_not_change_what_is_exact_in_them(rule: Boun
     [
         ("strict", [0, 0, 0, 0, 1]),
         ("lossless", [0.75, 0.25, 0.25, 0, 0.75]),
-        ("multi_draft:1", [0.75, 0.25, 0.25, 0, 0.75]),
-        ("multi_draft:2", [1 - 0.25 * 0.75, 0.25, 0.25, 0, 1 - 0.25 * 0.25]),  # all left of p is on 0, not on d, or on d
         ("one_hot", [0.25, 0.25, 0.25, 0, 1]),
         ("additive:0.25", [1, 1, 1, 0, 1]),
         ("additive:0.24999999999", [0, 0, 1, 0, 1]),
@@ -276,7 +240,7 @@ def test_a_relaxed_parameter_never_accepts_less(name: str, index: int, data: Any
     tight, loose = ordered if parameters[index].relaxes > 0 else reversed(ordered)
     log = columns(data.draw(st.lists(positions(), min_size=1, max_size=6)))
     less, more = (parse_rule({name: [*values[:index], value, *values[index + 1 :]]}).accept(log) for value in (tight, loose))
-    assert (less <= more + 1e-12).all()  # multi_draft adds up shares: 1e-16 is rounding
+    assert (less <= more).all()
 
 
 @pytest.mark.parametrize("name", LOSSY)
@@ -308,27 +272,15 @@ def test_what_happens_to_greedy_tokens_is_their_acceptance() -> None:
 def test_emitted_by_hand() -> None:
     """min(1, q(x_t) / p(x_t)): the edges, tokens 0 and 1 each; 0 for a token that p cannot emit."""
     log = columns(EDGES)
-    for name in ("lossless", "multi_draft:1"):
-        assert parse_rule(name).emitted(log).tolist() == [0.5, 1, 0, 1, 0, 1, 0, 0, 0, 0.75]
-    # With 1/4 the first draw is rejected; at the first edge p is then all on token 0 (q: 1/4), at the last on token 1 (3/4).
-    assert parse_rule("multi_draft:2").emitted(log).tolist() == [0.5 + 0.125, 1, 0, 1, 0, 1, 0, 0, 0, 0.75 + 0.1875]
+    assert parse_rule("lossless").emitted(log).tolist() == [0.5, 1, 0, 1, 0, 1, 0, 0, 0, 0.75]
     for name in ("one_hot", "strict"):
         assert parse_rule(name).emitted(log).tolist() == [0, 1] * 5
-
-
-@given(st.lists(positions(), min_size=1, max_size=6))
-def test_one_draw_is_the_lossless_rule(drawn: list[Position]) -> None:
-    log = columns(drawn)
-    one, lossless = parse_rule("multi_draft:1"), parse_rule("lossless")
-    assert one.accept(log) == pytest.approx(lossless.accept(log), abs=1e-12)
-    assert one.emitted(log) == pytest.approx(lossless.emitted(log), abs=1e-12)
 
 
 def without_distribution(log: dict[str, Array]) -> dict[str, Array]:
     """Columns of a draft that only names a token, as they come from a log."""
     nothing = np.full(len(log["token"]), np.nan)
-    unknown = ["overlap", "draft_token_prob", *(name for name in log if "multi_draft" in name)]
-    return log | dict.fromkeys(unknown, nothing) | {"draft_rank_of_token": np.full(len(nothing), -1)}
+    return log | dict.fromkeys(["overlap", "draft_token_prob"], nothing) | {"draft_rank_of_token": np.full(len(nothing), -1)}
 
 
 @each("rule", [rule for rule in ALL if rule.name != "tree"], ids=lambda rule: rule.id)
@@ -345,7 +297,7 @@ def test_a_draft_without_a_distribution_is_a_point_mass(rule: BoundRule) -> None
 
 @each(
     "rule",
-    [rule for rule in ALL if rule.name not in ("lossless", "block", "one_hot", "multi_draft")],
+    [rule for rule in ALL if rule.name not in ("lossless", "block", "one_hot")],
     ids=lambda rule: rule.id,
 )
 def test_without_a_proposal_nothing_is_accepted(rule: BoundRule) -> None:

@@ -88,10 +88,6 @@ def report(
         list[str] | None,
         Option(metavar="RULE", help="Report on this rule, measured or not: additive:0.2 (repeatable; see --show rules)."),
     ] = None,
-    replay: Annotated[
-        Literal["engine", "llamacpp"],
-        how(help="Cap on drafts near the end of a text: engine (none) or llamacpp (tokens left - 1)."),
-    ] = "engine",
     whole_log: Annotated[
         bool, how("--whole-log", help="Read the whole position log of a large run, not just part of its shards.")
     ] = False,
@@ -115,7 +111,7 @@ def report(
         ids = known_rules(rules) if rules else None
     surfaces = bool({"gammas", ALL} & {*shown}) or form in ("json", "html", "md")
     with without_pandas():
-        show(ReportAnswer.of(build_report(opened, replay, config, ids, whole_log, surfaces), shown), form, out)
+        show(ReportAnswer.of(build_report(opened, config, ids, whole_log, surfaces), shown), form, out)
 
 
 @command(

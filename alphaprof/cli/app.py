@@ -31,6 +31,7 @@ REMOVED: dict[tuple[str, str], str] = {
         "predict",
         "--burstiness",
     ): "leave it out: a report replays the rounds of real text, in which acceptance comes in bursts",
+    ("report", "--replay"): "leave it out: rounds are those of engines, which do not draft less near the end of a text",
     ("predict", "--verify-slope"): "give --verify of one --gamma, or --target-config and --draft-config to compute it",
 }
 

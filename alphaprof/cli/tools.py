@@ -179,7 +179,7 @@ def schema(
     from alphaprof.log.schema import HEAD_COLUMNS, LogRules
 
     beside = "additional columns of a draft head, per depth and per rule that samples drafts (here: depth 2):"
-    for heading, columns in (("", LogRules(("RULE",), ("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
+    for heading, columns in (("", LogRules(("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
         if heading:
             print(f"\n{heading}")
         for column in columns:

@@ -283,7 +283,7 @@ def checked(
         old = side_of(f"{baseline}:{new.draft}" if path_and_draft(baseline)[1] is None else baseline)
         return check_baseline(new, old, rule, margin, target_change, gamma, profile)
     require_drafts(run)
-    inputs = ReportInputs.of(run, "engine", profile)
+    inputs = ReportInputs.of(run, profile)
     drafts = inputs.run.manifest.drafts  # hybrids too
     _require_one_of("draft", draft, drafts, run)
     if thresholds and draft is None and profile.decision.draft == AUTO and len(drafts) == 1:
@@ -291,7 +291,7 @@ def checked(
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds)) or not thresholds
     if needs_gamma:
         _require_one_of("gamma", gamma, drafts[draft].lengths(run.gammas) if draft else run.gammas, run)
-    inputs = answered_p_min(ReportInputs.of(run, "engine", profile.deciding(draft, rule, gamma)))
+    inputs = answered_p_min(ReportInputs.of(run, profile.deciding(draft, rule, gamma)))
     if thresholds:
         return _check_thresholds(inputs, thresholds, rule, needs_gamma)
     return _check_decision(inputs)
@@ -537,7 +537,7 @@ def check_baseline(
     profile = profile or new.run.manifest.profile
     used = int(deciding_gamma(old, both, profile) or 0)
     drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
-    inputs = ReportInputs.of(new.run, "engine", profile)
+    inputs = ReportInputs.of(new.run, profile)
     chosen, confidence, weights = rule or one_rule(inputs), inputs.question.confidence, inputs.question.weights
     texts, rows, unpaired = paired_texts(old, new, [chosen])
     judged, unjudged = list[TextPair](), list[Unjudged]()

@@ -34,7 +34,7 @@ COMMIT, WORKER = "alphaprof-shard", "alphaprof-worker"
 VERSION = 7
 HEAD = 256  # bytes of a manifest that hold its status
 STATUS = re.compile(rf'\{{\s*"format": "{FORMAT}",\s*"version": {VERSION},\s*"status": "(running|complete)",'.encode())
-GONE = ("sequential",)  # fields that earlier versions wrote: whether a run was to stop at a sure verdict
+GONE = ("sequential", "emitted")  # fields that earlier versions wrote: of runs that stop at a sure verdict, of multi_draft
 LONG = ("shard", "shards", "staged", "prompts", "files")  # what there is of every shard
 LOGGED = ("positions", "continuations", "totals", "documents")  # folders of what shards are made of: commits say more
 REMOVED = {("Trained", "curve")}  # fields that older versions wrote: class and name
@@ -416,7 +416,9 @@ class StoredProfile:
             dtype=config["target"].get("dtype", "auto"),
             revisions={name: draft.get("revision") for name, draft in config["drafts"].items()},
             limits=tuple(source.get("limit") for source in config.get("data", ())),
-            rules=tuple(config["rules"]),
+            rules=tuple(
+                rule for rule in config["rules"] if not rule.startswith("multi_draft_")
+            ),  # which older runs may name
             gammas=tuple(config["gammas"]),
             draft_processing=config.get("draft_processing"),
             costs=typed(costs, CostsAsked),
@@ -439,7 +441,7 @@ class Manifest:
     there does not exist for a reader. `shards` and their files follow from the commits of a run that is running. `staged`:
     documents of each shard as their prompts were staged; of an import none; `prompts`: what `Shard.digest` of each must be,
     of a synthetic run none; `warnings`: code, message and remedy of each; `reused`: the run whose continuations were
-    measured again, None if they are this run's own; `emitted`, `certified`: see `LogRules`; `imported`: of a run that
+    measured again, None if they are this run's own; `certified`: see `LogRules`; `imported`: of a run that
     was imported from an engine's metrics (see `importing`); else None.
     """
 
@@ -459,7 +461,6 @@ class Manifest:
     truncated: dict[str, int] = field(default_factory=dict)
     warnings: tuple[dict[str, str], ...] = ()
     reused: str | None = None
-    emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
     imported: Imported | None = None
 

@@ -169,7 +169,7 @@ class Run:
     @property
     def log_rules(self) -> LogRules:
         """What the log holds of which rules."""
-        return LogRules(tuple(self.rules), self.manifest.emitted, self.manifest.certified)
+        return LogRules(tuple(self.rules), self.manifest.certified)
 
     def log_of(self, draft: str) -> LogRules:
         """Return what the log of a draft holds of them."""

@@ -98,7 +98,11 @@ POSITION_COLUMNS = (
     ),
     _probability("target_top_prob", "Target probability of target_top; all probabilities are those after processing."),
     _probability("target_second_prob", "Second largest target probability (equal to the largest at a tie)."),
-    _probability("target_margin", "target_top_prob - target_second_prob."),
+    _probability(
+        "target_margin",
+        "target_top_prob - target_second_prob. On sampled text it is that of the truncated distribution, so questions about "
+        "the model's own margins belong on greedy text.",
+    ),
     _nats("target_entropy", "Entropy of the target's distribution."),
     _probability("target_token_prob", "Target probability of the token, p(x_t)."),
     *_needing(
@@ -116,11 +120,7 @@ POSITION_COLUMNS = (
         _probability("overlap", "Sum over the vocabulary of min(p, q): 1 - total variation."),
         _nats("kl_target_draft", "KL(p || q); infinite if q gives 0 to a token that p can emit."),
         _nats("kl_draft_target", "KL(q || p)."),
-        Column("js", pa.float32(), "Jensen-Shannon divergence of p and q.", "nats", 0, 0.6931472),
     ),
-    _probability("raw_target_margin", "target_margin of the plain softmax, before temperature and truncation."),
-    _nats("raw_target_entropy", "target_entropy of the plain softmax."),
-    *_needing(DISTRIBUTION, _nats("raw_kl_target_draft", "kl_target_draft of the plain softmaxes.")),
     Column(
         "proposed",
         pa.int16(),
@@ -139,15 +139,6 @@ POSITION_COLUMNS = (
             "round's start (prompt lookup, heads). A shorter round accepts min(its proposals, this).",
             "tokens",
             0,
-        ),
-        Column(
-            "proposed_before_eos",
-            pa.int16(),
-            "Tokens of `proposed` before the first EOS among them (transformers ends a prompt-lookup proposal there); "
-            "null: not prompt lookup, or nothing proposed.",
-            "tokens",
-            0,
-            PROPOSED_LIMIT,
         ),
     ),
 )
@@ -263,12 +254,11 @@ CERTIFICATE_COLUMNS = (
 
 @dataclass(frozen=True)
 class LogRules:
-    """Ids of rules, by what a position log holds of them: `accepted`, their acceptance; `emitted`, a_t, for those of them
-    that need whole distributions; `certified`, thresholds. Of the log of a head: see `DraftFacts`.
+    """Ids of rules, by what a position log holds of them: `accepted`, their acceptance; `certified`, thresholds. Of the log
+    of a head: see `DraftFacts`.
     """
 
     accepted: tuple[str, ...]
-    emitted: tuple[str, ...] = ()
     certified: tuple[str, ...] = ()
     depths: int = 1
     ranks_by_depth: bool = False
@@ -282,18 +272,16 @@ class LogRules:
     @property
     def drawn(self) -> tuple[str, ...]:
         """The rules among them whose acceptance and a_t the log of a head holds by depth."""
-        return tuple(rule.id for rule in rules_of(self.accepted) if rule.rule.drawn and not rule.rule.logged)
+        return tuple(rule.id for rule in rules_of(self.accepted) if rule.rule.drawn)
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """All columns of the position log, in order."""
         accept = "Probability that {} keeps the draft's proposal; null: no proposal."
-        emitted = "Probability that the emitted token was an accepted draft of {}, a_t."
         threshold = "Least KL(p || q) at which {} can reject; infinite: it never can."
         return (
             *POSITION_COLUMNS,
             *(_probability(f"accept_{rule}", accept.format(rule), nullable=True) for rule in self.accepted),
-            *_needing(DISTRIBUTION, *(_probability(f"emitted_{rule}", emitted.format(rule)) for rule in self.emitted)),
             *(CERTIFICATE_COLUMNS if self.certified else ()),
             *(_nats(f"threshold_{rule}", threshold.format(rule)) for rule in self.certified),
             *self._of_heads(),

@@ -35,7 +35,6 @@ from alphaprof.report.warnings import report_warnings, timing_notes
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.log_sample import LogPart, limit_of
-from alphaprof.totals.replay import Flavour
 from alphaprof.version import __version__
 
 AHEAD = 8  # results that other threads may work out while the next pool is read
@@ -43,7 +42,7 @@ AHEAD = 8  # results that other threads may work out while the next pool is read
 
 @dataclass(frozen=True)
 class Report:
-    """The answer. `replay` says which flavor of rounds the numbers follow (engine, llamacpp or hf)."""
+    """The answer."""
 
     format: ClassVar[str] = "alphaprof-report"
     version: ClassVar[str] = "2.0"
@@ -56,7 +55,6 @@ class Report:
     conditions: Conditions  # what the verdict holds for
     alphaprof: str
     confidence: float
-    replay: Flavour
     run: RunFacts
     times: Cost | None  # where step times come from; None: there are none
     traffic: Traffic  # the verdict on all domains together
@@ -77,7 +75,6 @@ class Report:
 
 def build_report(
     run: Run,
-    flavour: Flavour = "engine",
     config: Mapping[str, Any] | None = None,
     rules: Sequence[str] | None = None,
     whole_log: bool = False,
@@ -90,7 +87,7 @@ def build_report(
     `surfaces`: speedups at every p_min are worked out, a quarter of a small report's time.
     """
     profile = StoredProfile.of(config) if config else run.manifest.profile
-    inputs = answered_p_min(ReportInputs.of(run, flavour, profile))
+    inputs = answered_p_min(ReportInputs.of(run, profile))
     question, documents = inputs.question, inputs.documents
     shown = list(dict.fromkeys([*inputs.deciding, *(rules or run.rules)]))
     part = LogPart.of(run, documents, None if whole_log else limit_of(run))
@@ -109,7 +106,6 @@ def build_report(
         conditions=_conditions(question, facts, traffic, inputs.cost),
         alphaprof=__version__,
         confidence=question.confidence,
-        replay=flavour,
         run=facts,
         times=inputs.cost,
         traffic=traffic,
@@ -118,7 +114,7 @@ def build_report(
         stopping=stop_surfaces(inputs, whole_log) if surfaces else (),
         hybrids=hybrid_curves(inputs, parts.drafts),
         context=axes,
-        causes=attribution(part, judged, flavour, question.confidence),
+        causes=attribution(part, judged, question.confidence),
         vocabulary=vocabulary_coverage(part, question.confidence),
         difficulty=deciles(part, shown, question.confidence),
         documents=extremes(_at_best(pools, results), inputs.timing.times, documents),

@@ -23,7 +23,6 @@ from alphaprof.totals.documents import Documents, mean_context, observed_weights
 from alphaprof.totals.files import DraftTotals
 from alphaprof.totals.hybrid import with_hybrids
 from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pooled_columns, pools
-from alphaprof.totals.replay import Flavour
 
 Array = np.ndarray[Any, Any]
 
@@ -35,14 +34,13 @@ class ReportInputs:
     """
 
     run: Run
-    flavour: Flavour
     question: Question
     documents: Documents
     policies: tuple[str, ...]
     costs: CostModel | None
 
     @classmethod
-    def of(cls, run: Run, flavour: Flavour, profile: StoredProfile) -> ReportInputs:
+    def of(cls, run: Run, profile: StoredProfile) -> ReportInputs:
         """From a run and what is asked of it."""
         run = with_hybrids(run, profile.hybrids)
         measured = None if run.imported else run.manifest.target.computes_in
@@ -55,11 +53,11 @@ class ReportInputs:
         costs = open_costs(run, profile.costs, mean_context(documents), contexts)
         grouped = Documents.of(documents)
         policies = tuple(sorted({group.policy for group in grouped.groups}))
-        return cls(run, flavour, question, grouped, policies, costs)
+        return cls(run, question, grouped, policies, costs)
 
     def request(self, rules: Sequence[str] = ()) -> TotalsRequest:
         """Return the totals of rules, by their ids, that the question is about."""
-        return TotalsRequest(rules, self.run.gammas, self.flavour, float(self.question.p_min))
+        return TotalsRequest(rules, self.run.gammas, float(self.question.p_min))
 
     @cached_property
     def strata(self) -> Array:
@@ -113,7 +111,7 @@ class DraftTotalsReader:
         gammas = inputs.run.gammas
 
         def filled(tables: Iterable[pa.Table]) -> list[tuple[str, DocumentTotals]]:
-            return list(pools(tables, inputs.documents, rule.id, gammas, shared, inputs.request().stop(self._facts)))
+            return list(pools(tables, inputs.documents, rule.id, gammas, shared, inputs.request().stops(self._facts)))
 
         if self._computed is not None:
             by_domain = filled(self._computed)

@@ -141,7 +141,7 @@ def deciding_gamma(side: RunDraft, gammas: Sequence[int], asked: StoredProfile |
             return int(decided)
     # Pairs are compared without p_min.
     decision = replace(own.decision, gamma=AUTO, concurrency=asked.decision.concurrency, p_min=0.0)
-    inputs = ReportInputs.of(run, "engine", replace(own, decision=decision, costs=asked.costs).deciding(side.draft))
+    inputs = ReportInputs.of(run, replace(own, decision=decision, costs=asked.costs).deciding(side.draft))
     largest = max(gammas, default=None)
     if not gammas or side.draft not in inputs.timing.times:
         return largest

@@ -97,8 +97,6 @@ def not_defined(rule: str, policy: str, draft: DraftFacts) -> str:
     if bound.rule.lossy:
         return f"{rule} is lossy: its rounds leave the measured text; use alphaprof validate --rule"
     if policy in bound.rule.policies and not has_rounds(bound, draft):
-        if bound.rule.logged:
-            return f"rounds of {rule} are not known for a head: its log has only one draft per depth"
         return f"rounds of {rule} need a head's ranks at every depth: profile with ranks_by_depth: true for the draft"
     if not policy:
         return f"rounds of {rule} are not defined on text that the target did not produce"

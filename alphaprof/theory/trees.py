@@ -114,13 +114,13 @@ def path_lengths(ranks: Array, stop: Ints, tree: Tree) -> Ints:
 
 
 def replay_tree(ranks: Array, start: Ints, stop: Ints, tree: Tree) -> Rounds:
-    """Return all rounds of all documents with one tree (flavour `engine`), counted per document and depth of the tree.
+    """Return all rounds of all documents with one tree, counted per document and depth of the tree.
 
     `ranks`, `stop` as in `path_lengths`, `start` [documents]: where each document begins.
     """
     lengths = path_lengths(ranks, stop, tree)
     proposed = np.where((ranks if ranks.ndim == 1 else ranks[:, 0]) >= 1, tree.depth, 0)
-    return replay(Trace(lengths, proposed, start, stop, stop - start, np.zeros(len(ranks), dtype=bool)), tree.depth)
+    return replay(Trace(lengths, proposed, start, stop), tree.depth)
 
 
 def expected_tokens(tree: Tree, shares: Array) -> float:

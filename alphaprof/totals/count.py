@@ -16,7 +16,6 @@ from alphaprof.rules import GREEDY, SAMPLED, BoundRule, ratio, rules_of
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.hybrid import BY_LOOKUP
 from alphaprof.totals.replay import (
-    Flavour,
     Rounds,
     Trace,
     expected_replays,
@@ -27,7 +26,7 @@ from alphaprof.totals.replay import (
 )
 
 Counts = dict[str, dict[str, Array]]  # of one shard: by rule and column, [documents]; NaN or no column: null
-SHAPED = ("document", "continuation_tokens", "max_new_tokens", "on_policy", "temperature")  # what a `Shape` is made from
+SHAPED = ("document", "continuation_tokens", "on_policy", "temperature")  # what a `Shape` is made from
 READ = (
     *("token", "target_top", "draft_top", "target_top_prob", "target_second_prob", "target_entropy", "target_token_prob"),
     *("draft_token_prob", "target_prob_of_draft_top", "target_rank_of_draft_top", "draft_rank_of_token", "overlap"),
@@ -37,28 +36,27 @@ READ = (
 
 @dataclass(frozen=True)
 class TotalsRequest:
-    """What totals are asked for: ids of rules, speculation lengths, flavour of rounds, and the top probability below which a
-    draft model stops.
+    """What totals are asked for: ids of rules, speculation lengths, and the top probability below which a draft model
+    stops.
     """
 
     rules: Sequence[str]
     gammas: Sequence[int]
-    flavour: Flavour = "engine"
     p_min: float = 0.0
 
     @property
     def stored(self) -> bool:
         """Whether a finished run holds such totals."""
-        return self.flavour == "engine" and not self.p_min
+        return not self.p_min
 
-    def stop(self, draft: DraftFacts) -> Flavour | None:
-        """Return the flavour in which a draft stops at p_min; None: it does not stop."""
-        return self.flavour if self.p_min and stops(draft) else None
+    def stops(self, draft: DraftFacts) -> bool:
+        """Return whether a draft stops at p_min."""
+        return self.p_min > 0 and stops(draft)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Where the documents of a shard lie in its positions: `start`, `stop`, `limit` and ids [documents].
+    """Where the documents of a shard lie in its positions: `start`, `stop` and ids [documents].
 
     `policy` [documents]: how the target chose the tokens, greedy or sampled; empty if it did not choose them. `plain`
     [documents]: whether p and q are the plain softmax.
@@ -67,7 +65,6 @@ class Shape:
     document: Array
     start: Array
     stop: Array
-    limit: Array
     policy: Array
     plain: Array
 
@@ -76,9 +73,8 @@ class Shape:
         """From rows of the documents table, whose positions follow each other in the same order."""
         length = documents["continuation_tokens"].to_numpy()
         stop = np.cumsum(length).astype(np.int64)
-        limit = documents["max_new_tokens"].fill_null(np.iinfo(np.int32).max).to_numpy().astype(np.int64)
         plain = ~documents["temperature"].is_valid().to_numpy()
-        return cls(documents["document"].to_numpy(), stop - length, stop, limit, policies(documents), plain)
+        return cls(documents["document"].to_numpy(), stop - length, stop, policies(documents), plain)
 
     def sums(self, values: Array) -> Array:
         """Return sums [documents] of values [positions]; no document is empty."""
@@ -118,12 +114,12 @@ def counts(
         data |= {"emitted": shape.sums(kept)} | _pairs(ready, kept, shape)
         defined = np.isin(shape.policy, rule.rule.policies)
         if defined.any() and has_rounds(rule, draft):
-            trace, chances = _traced(rule, columns, shape, (kept, accept), models, request)
+            trace, chances = _traced(rule, columns, shape, (kept, accept), draft, request)
             own = some_documents(trace, defined)
             if chances is None:
-                by_gamma = replays(own, request.gammas, request.flavour)
+                by_gamma = replays(own, request.gammas)
             else:
-                by_gamma = expected_replays(own, chances, request.gammas, request.flavour, rule.rule.blocks)
+                by_gamma = expected_replays(own, chances, request.gammas, rule.rule.blocks)
             data |= _round_columns(by_gamma, defined)
             if draft.hybrid is not None:
                 data |= _step_columns(own, ~columns[BY_LOOKUP], request, defined)
@@ -135,30 +131,29 @@ def _traced(
     columns: dict[str, Array],
     shape: Shape,
     chances: tuple[Array, Array],
-    models: tuple[ModelFacts, DraftFacts],
+    draft: DraftFacts,
     request: TotalsRequest,
 ) -> tuple[Trace, tuple[Array, Array] | None]:
     """Return the trace, and a_t and beta_t if rounds are expectations; None if the log determines the rounds."""
-    draft = models[1]
     if rule.rule.blocks:  # verified together, which takes ratios in place of a_t
         chances = np.where(columns["proposed"] > 0, ratio(columns), 0.0), chances[1]
     if depth_columns(rule, draft):
         chances = _chances_by_depth(rule, draft, columns, chances)
-    trace = _trace_of(columns, shape, chances[0], models, request.p_min)
+    trace = _trace_of(columns, shape, chances[0], draft, request.p_min)
     return trace, chances if by_chance(rule, draft) else None
 
 
 def factual_trace(
-    positions: pa.Table, documents: pa.Table, models: tuple[ModelFacts, DraftFacts], request: TotalsRequest
+    positions: pa.Table, documents: pa.Table, draft: DraftFacts, request: TotalsRequest
 ) -> tuple[Trace, Array, Array]:
     """Of some shards under the one rule of `request`, whose rounds are facts: the trace of all documents, whether each token
     is what the draft proposed [positions], and which documents have rounds [documents].
     """
     (rule,), shape = rules_of(request.rules), Shape.of(documents)
-    columns = _columns(positions, shape, request, models[1])
+    columns = _columns(positions, shape, request, draft)
     emitted = rule.emitted(columns)
     kept = np.where(columns["proposed"] > 0, 0.0 if emitted is None else emitted, 0.0)
-    trace, _ = _traced(rule, columns, shape, (kept, kept), models, request)
+    trace, _ = _traced(rule, columns, shape, (kept, kept), draft, request)
     return trace, kept, np.isin(shape.policy, rule.rule.policies)
 
 
@@ -172,19 +167,17 @@ def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
 
 
 def has_rounds(rule: BoundRule, draft: DraftFacts) -> bool:
-    """Return whether the log of a draft holds what rounds of a rule are made of. A head's log has nothing by depth for rules
-    that need whole distributions, and ranks by depth only with `ranks_by_depth`.
+    """Return whether the log of a draft holds what rounds of a rule are made of. A head's log has ranks by depth only with
+    `ranks_by_depth`.
     """
-    if not draft.by_depth:
-        return True
-    return not rule.rule.logged and (draft.ranks_by_depth or not rule.rule.by_token)
+    return not draft.by_depth or draft.ranks_by_depth or not rule.rule.by_token
 
 
 def needs_log(rule: BoundRule, draft: DraftFacts) -> bool:
     """Return whether only a log that was written with the rule has its values for a draft: those of heads are needed by
     depth.
     """
-    return rule.rule.logged or (draft.by_depth and by_chance(rule, draft))
+    return draft.by_depth and by_chance(rule, draft)
 
 
 def depth_columns(rule: BoundRule, draft: DraftFacts) -> list[str]:
@@ -223,42 +216,24 @@ def stops(draft: DraftFacts) -> bool:
     return draft.has_distribution and not draft.by_depth
 
 
-def _trace_of(
-    columns: dict[str, Array], shape: Shape, kept: Array, models: tuple[ModelFacts, DraftFacts], p_min: float
-) -> Trace:
+def _trace_of(columns: dict[str, Array], shape: Shape, kept: Array, draft: DraftFacts, p_min: float) -> Trace:
     """Return what replay reads. Where a draft's proposals depend on where a round starts, the log holds what they get
     accepted, or `kept` does by depth, [positions, depths].
     """
-    target, draft = models
     proposed = np.maximum(columns["proposed"].astype(np.int64), 0)  # rounds of fewer would never end
-    # A proposal that a flavour ends early is the beginning of the logged one: what it gets accepted is the smaller count.
     if kept.ndim > 1:
         run = runs_by_depth(kept == 1, proposed, shape.start, shape.stop)
     elif draft.starts_matter:
-        run = np.minimum(columns["accepted_run"], proposed)
+        run = columns["accepted_run"]
     else:
         run = run_lengths(kept == 1, shape.start, shape.stop)
-    # Hugging Face stops the draft at the target's EOS ids; its prompt lookup never proposes them. Of a head `draft_top` is
-    # what a round proposes that starts there, no other: its rounds seem to draft on, and accept the same.
-    ends = np.isin(columns["draft_top"], target.eos) & (proposed > 0) & (not draft.by_depth)
-    looked_up = draft.starts_matter and not draft.has_steps
     unsure = columns["draft_top_prob"] < p_min if p_min and stops(draft) else None  # NaN, of no proposal, is not
-    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, shape.limit, ends, looked_up, unsure)
-
-
-def proposed_in(flavour: Flavour, columns: dict[str, Array]) -> Array:
-    """Return how many tokens a round of a flavour proposes at most, [positions], from columns of the log with nulls as -1.
-    Only `hf` ends proposals of prompt lookup before an EOS; drafts that log no `proposed_before_eos` propose none.
-    """
-    if flavour != "hf":
-        return columns["proposed"]
-    before_eos = columns["proposed_before_eos"]
-    return np.where(before_eos < 0, columns["proposed"], before_eos)
+    return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, unsure)
 
 
 def some_documents(trace: Trace, chosen: Array) -> Trace:
     """Return the trace with some of its documents only."""
-    return dataclasses.replace(trace, start=trace.start[chosen], stop=trace.stop[chosen], limit=trace.limit[chosen])
+    return dataclasses.replace(trace, start=trace.start[chosen], stop=trace.stop[chosen])
 
 
 def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
@@ -271,12 +246,8 @@ def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
 def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
     """Return columns of a draft's log that rules and replay read."""
     bound = rules_of(request.rules)
-    logged = [rule for rule in bound if rule.rule.logged]
-    more = ["proposed_before_eos"] if request.flavour == "hf" else []
-    more += ["draft_top_prob"] if request.p_min else []
+    more = ["draft_top_prob"] if request.p_min else []
     more += [BY_LOOKUP] if draft.hybrid else []
-    more += [f"accept_{rule.id}" for rule in logged]
-    more += [f"emitted_{rule.id}" for rule in logged if not rule.rule.lossy]
     deeper = (name for rule in bound for name in depth_columns(rule, draft))
     return [*READ, *more, *dict.fromkeys(deeper)]
 
@@ -289,10 +260,9 @@ def array_of(column: pa.ChunkedArray) -> Array:
 
 
 def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest, draft: DraftFacts) -> dict[str, Array]:
-    """Return the columns that rules and replay read; `proposed` is that of the flavour."""
+    """Return the columns that rules and replay read."""
     names = columns_of(request, draft)
     columns = {name: array_of(positions[name]) for name in names}
-    columns["proposed"] = proposed_in(request.flavour, columns)
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
     phase = positions["phase"].cast(pa.string())
@@ -357,7 +327,7 @@ def _step_columns(trace: Trace, stepped: Array, request: TotalsRequest, defined:
     """
     columns, places = {}, np.flatnonzero(defined)
     for gamma in request.gammas:
-        found = listed_rounds(trace, gamma, request.flavour)
+        found = listed_rounds(trace, gamma)
         run = np.where(stepped[found.at], found.drafted, 0)
         last = np.zeros(len(places), dtype=np.int64)
         np.maximum.at(last, found.document, np.where(run > 0, np.arange(len(run)), 0))

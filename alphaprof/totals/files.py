@@ -166,8 +166,8 @@ def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[
     """Return totals of all complete shards for the rules that `request` names: all columns, or some; each rule's documents
     ascend.
 
-    What is not stored is computed from the log and not written: of an interrupted run, in a flavour other than `engine`, at
-    a p_min, and of a rule that the profile did not ask for. Raises `OptionInvalid` for a rule that the log cannot tell of.
+    What is not stored is computed from the log and not written: of an interrupted run, at a p_min, and of a
+    rule that the profile did not ask for. Raises `OptionInvalid` for a rule that the log cannot tell of.
     """
     tables = DraftTotals(run, draft).read(request, columns, list)
     return pa.concat_tables(tables) if tables else arrow_schema(_columns(run, draft, columns)).empty_table()

@@ -20,7 +20,7 @@ from alphaprof.stats.estimate import Array
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import Flavour, RoundCounts, Rounds
+from alphaprof.totals.replay import RoundCounts, Rounds
 
 SHARED = (  # what pools hold of each document, the same under every rule
     *("positions", "proposals", "thinking_positions", "thinking_proposals"),
@@ -36,7 +36,7 @@ class DocumentTotals:
     """Totals of several documents of one kind of text, one array [documents] a column; depth counts are [documents, gamma].
 
     `policy`, `sampling`: as of `TextGroup`. Where rounds are not `defined` no method on them may be used. Counts by depth
-    are NaN if an engine drafted trees, or a number of tokens that adapts itself. `stop`: as of `RoundCounts.of`.
+    are NaN if an engine drafted trees, or a number of tokens that adapts itself. `stops`: as of `RoundCounts.of`.
     """
 
     columns: dict[str, Array]
@@ -44,7 +44,7 @@ class DocumentTotals:
     continuation: str
     policy: str
     sampling: dict[str, float] | None
-    stop: Flavour | None = None
+    stops: bool = False
 
     @property
     def cluster(self) -> Array:
@@ -79,9 +79,9 @@ class DocumentTotals:
         if gamma not in self._counted:
             names = ("rounds", "drafted_depths", "accepted_depths", "control")
             rounds, drafted, accepted, control = (self[f"{name}_{gamma}"] for name in names)
-            tested = self[f"tested_depths_{gamma}"] if self.stop else drafted
+            tested = self[f"tested_depths_{gamma}"] if self.stops else drafted
             replayed = Rounds(rounds, self["tokens"], drafted, tested, accepted, control)
-            counts = RoundCounts.of(replayed, self.cluster, self.stop)
+            counts = RoundCounts.of(replayed, self.cluster, self.stops)
             if f"steps_{gamma}" in self.columns:
                 counts = dataclasses.replace(counts, **{name: self[f"{name}_{gamma}"] for name in HYBRID})
             self._counted[gamma] = counts
@@ -119,11 +119,11 @@ def pools(
     rule: str,
     gammas: Sequence[int],
     shared: Sequence[Mapping[str, Array]] = (),
-    stop: Flavour | None = None,
+    stops: bool = False,
 ) -> Iterator[tuple[str, DocumentTotals]]:
     """Yield the pool of each group of some documents of the run, with its domain, in the order in which these occur.
     `totals` come table by table, others in each, with the columns of `pooled_columns`; those at gammas only where the rule
-    has rounds. `shared`: the SHARED columns of the same groups, where they were read for another rule; `stop`: of
+    has rounds. `shared`: the SHARED columns of the same groups, where they were read for another rule; `stops`: of
     `DocumentTotals`.
     """
     groups = [_Filling(documents.numbers[group.rows]) for group in documents.groups]
@@ -136,7 +136,7 @@ def pools(
         arrays = filled.columns() | {"prompt_tokens": documents.prompt_tokens[group.rows]}
         arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
         units = documents.units.take(group.rows)
-        yield group.domain, DocumentTotals(arrays, units, group.continuation, group.policy, group.sampling, stop)
+        yield group.domain, DocumentTotals(arrays, units, group.continuation, group.policy, group.sampling, stops)
 
 
 def lacking() -> RunUnreadable:

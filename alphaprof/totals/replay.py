@@ -13,24 +13,20 @@ far in the round gives the expectation of every count. It must propagate a_t: th
 average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together. Blocks of
 drafts that are verified together follow the same program with products of q/p (docs/theory.md, part 6).
 
-Three flavours. `engine`: the prefill emits the first token; a round drafts as many tokens as the draft proposes, up to
-gamma, and nothing is capped at the end. `llamacpp`: the same, but a round drafts at most the tokens left - 1, since
-llama.cpp's server leaves room for the target's own token. `hf` follows Hugging Face's assisted generation: the first round
-starts at the first token; a round drafts at most the tokens left - 1 (prompt lookup: only none if one token is left);
-the draft stops after its own EOS, and prompt lookup before one; a matched EOS counts as the target's own token.
+Rounds are those of engines: the prefill emits the first token; a round drafts as many tokens as the draft proposes, up to
+gamma, and nothing is capped at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from alphaprof.stats.estimate import Array
 
-Flavour = Literal["engine", "llamacpp", "hf"]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -39,21 +35,16 @@ class Trace:
     """The positions of several documents, and what a draft proposes there.
 
     `run` [positions]: drafts that a round starting there would get accepted, if it drafted without end; `proposed`
-    [positions]: tokens that it would propose at most; `start`, `stop` [documents]: where each document begins and ends;
-    `limit` [documents]: its max_new_tokens, which `engine` does not read; `draft_ends` [positions]: the draft's proposal is
-    EOS; `looked_up`: proposals depend on where a round starts, as those of prompt lookup. These two matter to `hf` only.
-    `unsure` [positions]: the draft's top probability there is below p_min, which ends a draft in any flavour: in `hf` after
-    that token, else before it (None: no p_min). Where a round's draft was wrong before, the log does not hold what ended it:
-    `drafted` is the most that it can be, and `tested` the least.
+    [positions]: tokens that it would propose at most; `start`, `stop` [documents]: where each document begins and ends.
+    `unsure` [positions]: the draft's top probability there is below p_min, which ends a draft before that token (None: no
+    p_min). Where a round's draft was wrong before, the log does not hold what ended it: `drafted` is the most that it can
+    be, and `tested` the least.
     """
 
     run: Array
     proposed: Array
     start: Ints
     stop: Ints
-    limit: Ints
-    draft_ends: Array
-    looked_up: bool = False
     unsure: Array | None = None
 
 
@@ -108,12 +99,12 @@ class RoundCounts:
     read_by_model: Array | None = None
 
     @classmethod
-    def of(cls, replayed: Rounds, cluster: Array, stop: Flavour | None = None) -> RoundCounts:
-        """From replayed rounds of documents, and the cluster of each. `stop`: the flavour whose drafts stop at a p_min."""
+    def of(cls, replayed: Rounds, cluster: Array, stops: bool = False) -> RoundCounts:
+        """From replayed rounds of documents, and the cluster of each. `stops`: drafts stop at a p_min."""
         drafted, doubt, unused = replayed.drafted, None, None
-        if stop is not None:
+        if stops:
             drafted, doubt = (drafted + replayed.tested) / 2, (drafted - replayed.tested) / 2
-            unused = replayed.rounds - drafted[:, -1] if stop != "hf" else None
+            unused = replayed.rounds - drafted[:, -1]
         return cls(replayed.tokens, replayed.rounds, drafted, replayed.accepted, replayed.control, cluster, doubt, unused)
 
     @property
@@ -186,47 +177,45 @@ class RoundList:
     emitted: Ints
 
 
-def listed_rounds(trace: Trace, gamma: int, flavour: Flavour = "engine") -> RoundList:
+def listed_rounds(trace: Trace, gamma: int) -> RoundList:
     """Return the rounds of all documents for one gamma, document by document."""
     from alphaprof.totals.replay_loops import list_rounds
 
-    return RoundList(*list_rounds(_positions(trace, flavour), _documents(trace), gamma, _how(trace, flavour)).T)
+    return RoundList(*list_rounds(_positions(trace), _documents(trace), gamma, trace.unsure is not None).T)
 
 
-def replay(trace: Trace, gamma: int, flavour: Flavour = "engine") -> Rounds:
+def replay(trace: Trace, gamma: int) -> Rounds:
     """Return all rounds of all documents for one gamma, counted per document."""
-    return replays(trace, [gamma], flavour)[gamma]
+    return replays(trace, [gamma])[gamma]
 
 
-def replays(trace: Trace, gammas: Sequence[int], flavour: Flavour = "engine") -> dict[int, Rounds]:
+def replays(trace: Trace, gammas: Sequence[int]) -> dict[int, Rounds]:
     """Return the same for several gammas."""
     from alphaprof.totals.replay_loops import count_rounds
 
     counts = _nothing(trace, gammas)
-    count_rounds(_positions(trace, flavour), _documents(trace), np.array(gammas), _how(trace, flavour), counts[:2])
-    return _by_gamma(trace, gammas, flavour, counts)
+    count_rounds(_positions(trace), _documents(trace), np.array(gammas), trace.unsure is not None, counts[:2])
+    return _by_gamma(trace, gammas, counts)
 
 
 def expected_replays(
-    trace: Trace, chances: tuple[Array, Array], gammas: Sequence[int], flavour: Flavour = "engine", blocks: bool = False
+    trace: Trace, chances: tuple[Array, Array], gammas: Sequence[int], blocks: bool = False
 ) -> dict[int, Rounds]:
     """Expected counts of all rounds given the texts, by gamma. `blocks`: the drafts of a round are verified together, and
     a_t is the ratio q(x_t) / p(x_t) that it is otherwise cut from.
 
     `chances` [positions], or [positions, depths]: a_t, the probability that the emitted token was an accepted draft if one
-    was tested there, and beta_t, which the control variate alone reads. `trace.run` and `trace.draft_ends` are not read: a
-    draft that is sampled may end early anywhere, so in the `hf` flavour `drafted` counts what it would draft otherwise.
+    was tested there, and beta_t, which the control variate alone reads. `trace.run` is not read.
     """
     from alphaprof.totals.replay_loops import expect_rounds
 
     counts = _nothing(trace, gammas)
     kept, accept = map(_by_depth, chances)
-    most = before_end = _most_drafted(trace, flavour)
+    most = before_end = np.ascontiguousarray(trace.proposed, dtype=np.int64)
     if trace.unsure is not None:
-        length = _next(trace.unsure) - np.arange(len(most)) + (flavour == "hf")
-        before_end = np.minimum(most, length)
-    expect_rounds((most, before_end, kept, accept), _documents(trace), np.array(gammas), (flavour == "hf", blocks), counts)
-    return _by_gamma(trace, gammas, flavour, counts)
+        before_end = np.minimum(most, _next(trace.unsure) - np.arange(len(most)))
+    expect_rounds((most, before_end, kept, accept), _documents(trace), np.array(gammas), blocks, counts)
+    return _by_gamma(trace, gammas, counts)
 
 
 def _by_depth(values: Array) -> Array:
@@ -234,37 +223,14 @@ def _by_depth(values: Array) -> Array:
     return np.ascontiguousarray(values if values.ndim > 1 else values[:, None], dtype=np.float64)
 
 
-def _positions(trace: Trace, flavour: Flavour) -> tuple[Ints, Ints, Ints]:
-    run = np.ascontiguousarray(trace.run, dtype=np.int64)
-    ends = [part for part in (trace.draft_ends if flavour == "hf" else None, trace.unsure) if part is not None]
-    return run, _most_drafted(trace, flavour), _next(np.logical_or.reduce(ends)) if ends else run
-
-
-def _how(trace: Trace, flavour: Flavour) -> tuple[bool, bool]:
-    """Return whether rounds are Hugging Face's, and whether drafts end."""
-    return flavour == "hf", flavour == "hf" or trace.unsure is not None
+def _positions(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    run, most = (np.ascontiguousarray(part, dtype=np.int64) for part in (trace.run, trace.proposed))
+    return run, most, run if trace.unsure is None else _next(trace.unsure)
 
 
 def _documents(trace: Trace) -> tuple[Ints, Ints]:
     start, stop = (np.ascontiguousarray(part, dtype=np.int64) for part in (trace.start, trace.stop))
     return start, stop
-
-
-def _most_drafted(trace: Trace, flavour: Flavour) -> Ints:
-    """Return tokens that a round starting at each position drafts at most, before gamma and the draft's own EOS;
-    [positions].
-    """
-    proposed = np.ascontiguousarray(trace.proposed, dtype=np.int64)
-    if flavour == "engine":
-        return proposed
-    length = trace.stop - trace.start
-    inside = np.repeat(trace.start - np.cumsum(length) + length, length) + np.arange(length.sum())
-    left = np.repeat(trace.start + trace.limit, length) - inside
-    lookup_of_hf = flavour == "hf" and trace.looked_up
-    room = np.where(left == 1, 0, proposed[inside]) if lookup_of_hf else np.maximum(left - 1, 0)
-    capped = proposed.copy()
-    capped[inside] = np.minimum(proposed[inside], room)
-    return capped
 
 
 def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
@@ -276,12 +242,9 @@ def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
     return np.zeros(each), np.zeros((3, documents, sum(gammas))), np.zeros(each)
 
 
-def _by_gamma(
-    trace: Trace, gammas: Sequence[int], flavour: Flavour, counts: tuple[Array, Array, Array]
-) -> dict[int, Rounds]:
+def _by_gamma(trace: Trace, gammas: Sequence[int], counts: tuple[Array, Array, Array]) -> dict[int, Rounds]:
     rounds, depths, control = counts
-    by_prefill = 0 if flavour == "hf" else 1
-    tokens = np.maximum(trace.stop - trace.start - by_prefill, 0).astype(np.float64)
+    tokens = np.maximum(trace.stop - trace.start - 1, 0).astype(np.float64)  # the prefill emits one
     parts = enumerate(zip(gammas, np.split(depths, np.cumsum(gammas)[:-1], axis=2), strict=True))
     return {gamma: Rounds(rounds[i], tokens, part[0], part[1], part[2], control[i]) for i, (gamma, part) in parts}
 

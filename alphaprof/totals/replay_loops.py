@@ -1,8 +1,7 @@
 """The loops of `replay`, compiled: every round of every document for several gammas in one call.
 
 A trace comes as two tuples of int64 arrays: `positions` = (run, tokens drafted at most, next end of the draft) [positions],
-and `documents` = (start, stop) [documents]; `how` = (hf, ends). `hf`: the rounds are Hugging Face's, of which the first
-starts at a document's first token, and the token that ends a draft belongs to it; else it does not. `ends`: drafts end.
+and `documents` = (start, stop) [documents]. `ends`: drafts end, before that position.
 """
 
 from __future__ import annotations
@@ -16,34 +15,32 @@ from alphaprof.stats.compiled import compiled
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array, Array, Array]
 Documents = tuple[Array, Array]
-How = tuple[bool, bool]
 HUGE = 1e300  # of a product of ratios, which shall stay finite
 
 
 @compiled
-def one_round(positions: Arrays, at: int, stop: int, gamma: int, how: How) -> tuple[int, int, int]:
+def one_round(positions: Arrays, at: int, stop: int, gamma: int, ends: bool) -> tuple[int, int, int]:
     """Return what a round that starts `at` drafts, accepts and emits in a document that ends at `stop`. The draft's next end
     may be another document's.
     """
-    (run, most, next_end), (hf, ends) = positions, how
+    run, most, next_end = positions
     drafted = min(gamma, most[at])
     if ends and next_end[at] < stop and next_end[at] - at <= run[at]:
-        drafted = min(drafted, next_end[at] - at + (1 if hf else 0))
+        drafted = min(drafted, next_end[at] - at)
     matched = min(run[at], drafted)
-    emitted = min(matched + 1, stop - at)
-    return drafted, emitted - 1 if hf else matched, emitted
+    return drafted, matched, min(matched + 1, stop - at)
 
 
 @compiled
-def list_rounds(positions: Arrays, documents: Documents, gamma: int, how: How) -> Array:
+def list_rounds(positions: Arrays, documents: Documents, gamma: int, ends: bool) -> Array:
     """Return all rounds in order: document, place, drafted, accepted and emitted, [rounds, 5]."""
     rounds = np.empty((len(positions[0]), 5), dtype=np.int64)
     count = 0
     for document in range(len(documents[0])):
         start, stop = documents[0][document], documents[1][document]
-        at = start if how[0] else start + 1
+        at = start + 1
         while at < stop:
-            drafted, accepted, emitted = one_round(positions, at, stop, gamma, how)
+            drafted, accepted, emitted = one_round(positions, at, stop, gamma, ends)
             rounds[count] = np.array((document, at, drafted, accepted, emitted))
             at += emitted
             count += 1
@@ -51,7 +48,7 @@ def list_rounds(positions: Arrays, documents: Documents, gamma: int, how: How) -
 
 
 @compiled
-def count_rounds(positions: Arrays, documents: Documents, gammas: Array, how: How, counts: tuple[Array, Array]) -> None:
+def count_rounds(positions: Arrays, documents: Documents, gammas: Array, ends: bool, counts: tuple[Array, Array]) -> None:
     """Add up all rounds: `counts` = rounds [gammas, documents], and drafted, tested and accepted by depth
     [3, documents, sum of gammas].
     """
@@ -62,9 +59,9 @@ def count_rounds(positions: Arrays, documents: Documents, gammas: Array, how: Ho
         first = 0
         for index, gamma in enumerate(gammas):
             seen[:] = 0
-            at, count = (start if how[0] else start + 1), 0
+            at, count = start + 1, 0
             while at < stop:
-                drafted, accepted, emitted = one_round(positions, at, stop, gamma, how)
+                drafted, accepted, emitted = one_round(positions, at, stop, gamma, ends)
                 seen[0, drafted] += 1
                 # What would have come after the end is neither right nor wrong.
                 seen[1, min(drafted, accepted + 1, stop - at)] += 1
@@ -82,15 +79,14 @@ def count_rounds(positions: Arrays, documents: Documents, gammas: Array, how: Ho
 
 @compiled
 def expect_rounds(
-    positions: tuple[Array, Array, Array, Array], documents: Documents, gammas: Array, how: How, counts: Arrays
+    positions: tuple[Array, Array, Array, Array], documents: Documents, gammas: Array, blocks: bool, counts: Arrays
 ) -> None:
     """The same in expectation: `positions` = (tokens drafted at most, and before the draft's own end [positions], a_t and
-    beta_t [positions, depths]), where a single column holds for every depth; `how` = hf, and whether drafts are verified in
-    blocks, whose a_t are ratios that may be above 1; `counts` = those of above, and the control variate [gammas, documents].
+    beta_t [positions, depths]), where a single column holds for every depth; `blocks`: drafts are verified in blocks, whose
+    a_t are ratios that may be above 1; `counts` = those of above, and the control variate [gammas, documents].
     """
     most, before_end, kept, accept = positions
     rounds, depths, control = counts
-    hf, blocks = how
     general = blocks or kept.shape[1] > 1
     state = np.empty(gammas.max() + 1)  # [i]: probability that i drafts of the current round were accepted
     weight = np.empty(gammas.max() + 1)  # [i]: of its beginning, times the ratios of i drafts
@@ -103,24 +99,22 @@ def expect_rounds(
             state[:] = 0.0
             state[0] = 1.0
             drafts[:] = 0.0
-            for at in range(start if hf else start + 1, stop):
+            for at in range(start + 1, stop):
                 rounds[index, document] += state[0]
                 drafts[min(gamma, most[at])] += state[0]
-                last = hf and at + 1 == stop  # the last token is the target's own
                 deepest = min(gamma - 1, at - start)  # a draft is tested where its round has one left
                 if general:
                     chain, ends = (state, weight, tested, accepted), (most, before_end, drafts, gamma)
-                    emitted, off = _test(chain, ends, (kept[at], accept[at]), (at, deepest), (last, blocks, hf))
+                    emitted, off = _test(chain, ends, (kept[at], accept[at]), (at, deepest), blocks)
                     state[0] = 1.0 - emitted
                     control[index, document] += off
                     continue
                 a = kept[at, 0]
-                counted = 0.0 if last else a
                 total = 0.0
                 for i in range(deepest, -1, -1):
-                    reached = _drafted(drafts, (most[at - i], before_end[at - i], gamma), i, state[i], hf)
+                    reached = _drafted(drafts, (most[at - i], before_end[at - i], gamma), i, state[i])
                     tested[i] += reached
-                    accepted[i] += counted * reached
+                    accepted[i] += a * reached
                     state[i + 1] = a * reached
                     total += reached
                 state[0] = 1.0 - a * total
@@ -133,13 +127,13 @@ def expect_rounds(
 
 
 @compiled
-def _drafted(drafts: Array, lengths: tuple[int, int, int], accepted: int, chance: float, hf: bool) -> float:
+def _drafted(drafts: Array, lengths: tuple[int, int, int], accepted: int, chance: float) -> float:
     """Return the chance of one more draft after those that were accepted, and note what a round drafts once that is known:
-    at its own end, or of Hugging Face's one token before, which ends the draft and belongs to it.
+    at its own end.
     """
     most, before_end, gamma = lengths
     left = before_end - accepted
-    if left == (1 if hf else 0):
+    if left == 0:
         drafts[min(gamma, most)] -= chance
         drafts[before_end] += chance
     return chance if left > 0 else 0.0
@@ -151,7 +145,7 @@ def _test(
     ends: tuple[Array, Array, Array, int],
     chances: tuple[Array, Array],
     place: tuple[int, int],
-    how: tuple[bool, bool, bool],
+    blocks: bool,
 ) -> tuple[float, float]:
     """Test a draft of each round at a position, where a_t and beta_t [depths] depend on the depth, or rounds are verified in
     blocks: how many drafts are kept, and by how many that is off the mean.
@@ -160,7 +154,7 @@ def _test(
     ratios q/p (docs/theory.md, part 6).
     """
     state, weight, tested, accepted = chain
-    (kept, accept), (at, deepest), (last, blocks, hf) = chances, place, how
+    (kept, accept), (at, deepest) = chances, place
     most, before_end, drafts, gamma = ends
     by_depth = len(kept) > 1
     weight[0] = state[0]
@@ -168,11 +162,11 @@ def _test(
     for i in range(min(deepest, len(kept) - 1) if by_depth else deepest, -1, -1):
         column = i if by_depth else 0
         a = kept[column]
-        reached = _drafted(drafts, (most[at - i], before_end[at - i], gamma), i, state[i], hf)
+        reached = _drafted(drafts, (most[at - i], before_end[at - i], gamma), i, state[i])
         weight[i + 1] = min(a * weight[i], HUGE)
         after = min(reached, weight[i + 1]) if blocks else a * reached
         tested[i] += reached
-        accepted[i] += 0.0 if last else after
+        accepted[i] += after
         state[i + 1] = after
         emitted += after
         off += (min(a, 1.0) - accept[column]) * reached

@@ -27,7 +27,7 @@ from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.rules import DEFAULT_RULES, rules_of
 from scripts.gpu.setting import Line, Setting, documents, random_texts
 
-CERTIFIED = Extras.of([*DEFAULT_RULES, "multi_draft_2"], certificates=True)
+CERTIFIED = Extras.of(DEFAULT_RULES, certificates=True)
 NUCLEUS = Processing(0.8, 0, 0.95)
 GIB = 2**30
 WAITS = {f"aten.{name}" for name in ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select")}

@@ -62,10 +62,7 @@ class Population:
             anew[start] = True
             last = np.maximum.accumulate(np.where(anew, np.arange(len(anew)), 0))
             agrees = (rng.random(len(anew)) < np.repeat(alpha, size))[last]
-            always = np.full(len(agrees), MOST)
-            trace = Trace(
-                run_lengths(agrees, start, start + size), always, start, start + size, size, np.zeros(len(agrees), bool)
-            )
+            trace = Trace(run_lengths(agrees, start, start + size), np.full(len(agrees), MOST), start, start + size)
             found = replays(trace, list(gammas))
             rounds[draft] = {gamma: RoundCounts.of(each, np.arange(len(size))) for gamma, each in found.items()}
         return cls(size, rounds)

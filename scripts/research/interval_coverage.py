@@ -145,8 +145,7 @@ def agreements(rng: Random, alpha: Array, start: Array, burstiness: float) -> Ar
 def replayed(agrees: Array, start: Array, size: Array) -> Rounds:
     """Rounds of documents that follow each other."""
     stop = start + size
-    always, never = np.full(len(agrees), int(size.max())), np.zeros(len(agrees), dtype=bool)
-    return replay(Trace(run_lengths(agrees, start, stop), always, start, stop, size, never), GAMMA)
+    return replay(Trace(run_lengths(agrees, start, stop), np.full(len(agrees), int(size.max())), start, stop), GAMMA)
 
 
 def traffic(name: str, members: int, rng: Random) -> Traffic:

@@ -60,25 +60,6 @@ def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, console_
         assert (result["lossy"], result["verdict"], result["gammas"]) == (True, None, [])
 
 
-def test_rounds_as_llama_cpp_runs_them_are_as_many_and_other_ones(run: Run, console_script: Runner, tmp_path: Path) -> None:
-    """A draft less at the end of a text is a token more of the target's own."""
-    plain, content = answered(console_script, run.path), answered(console_script, run.path, "--replay", "llamacpp")
-    assert content == as_json(build_report(run, "llamacpp"))
-    assert (plain["replay"], content["replay"]) == ("engine", "llamacpp")
-    pairs = [
-        (one, other)
-        for ours, theirs in zip(plain["results"], content["results"], strict=True)
-        for one, other in zip(ours["gammas"], theirs["gammas"], strict=True)
-    ]
-    assert all(one["tokens_per_round"]["value"] == pytest.approx(two["tokens_per_round"]["value"]) for one, two in pairs)
-    assert any(one["accepted_per_drafted"] != two["accepted_per_drafted"] for one, two in pairs)
-    page = tmp_path / "page.html"
-    assert console_script("report", run.path, "--replay", "llamacpp", "--format", "html", "--out", page)[0] == 0
-    assert "Rounds as llama.cpp runs them." in page.read_text()
-    code, _, errors = console_script("report", run.path, "--replay", "hf")
-    assert (code, "'llamacpp'" in errors) == (2, True)  # what it takes instead
-
-
 BAD_RULES = {
     "unknown": ("nonsense", "unknown rule 'nonsense'"),
     "not modelled": ("sglang", "'sglang' is not supported"),

@@ -374,7 +374,7 @@ def test_what_prices_drafts_as_layers_of_the_target_is_told_what_a_round_costs(r
     target = dataclasses.replace(run.manifest.target, shape=vars(ModelShape.from_config(LLAMA)))
     shaped = Run(run.path, dataclasses.replace(run.manifest, target=target))
     (said,) = [line for line in export(RunDraft(shaped, "small"), "aiconfigurator", gamma=3).warnings if "charges" in line]
-    times = ReportInputs.of(shaped, "engine", shaped.manifest.profile).costs.times(1)["small"]
+    times = ReportInputs.of(shaped, shaped.manifest.profile).costs.times(1)["small"]
     theirs = times.target[4].ms / times.target[1].ms * 35 / 32
     ours = (times.target[4].ms + 3 * times.draft.ms + times.bookkeeping.ms) / times.target[1].ms
     assert f"about {theirs:.2f} decode steps" in said

@@ -148,7 +148,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("data", 0, "system"), "be brief", "data.0: system needs chat: true", "correct"),
     (("rules",), ["strict", "stric"], "rules.1: unknown rule 'stric' (did you mean strict?); known: strict", "correct"),
     (("rules",), ["auto"], "rules.0: unknown rule 'auto'", "correct"),
-    (("rules",), [{"multi_draft": 65}], "rules.0: multi_draft: width must be a whole number from 1 to 64", "correct"),
+    (("rules",), [{"tree": 1.5}], "rules.0: tree: width must be a whole number from 1 to 1e+06", "correct"),
     (("gammas",), [1, GAMMA_LIMIT + 1], "gammas.1: must be at most", "correct"),
     (("continuation",), {"temperature": 1}, "continuation: temperature need kind: sampled", "correct"),
     (
@@ -282,7 +282,7 @@ def test_a_merged_key_that_is_overridden_does_not_occur_twice(tmp_path: Path) ->
 OVERRIDES = [
     (" target.dtype = float32", "target.dtype", "float32"),
     ("target.revision=", "target.revision", None),
-    ("rules=[strict, multi_draft:4, strict]", "rules", ["strict", "multi_draft_4"]),
+    ("rules=[strict, tree:4, strict]", "rules", ["strict", "tree_4"]),
     ("gammas=[2, 1]", "gammas", [1, 2]),
     ("rules.0=strict", "rules", ["strict"]),
     ("costs.repeats=7", "costs.repeats", 7),

@@ -255,8 +255,7 @@ def walked(agrees: Array, documents: int, gamma: int) -> RoundCounts:
     """Rounds of documents of one length, replayed."""
     length = len(agrees) // documents
     start, ready = np.arange(documents) * length, np.full(len(agrees), 256)
-    never, size = np.zeros(len(agrees), dtype=bool), np.full(documents, length)
-    trace = Trace(run_lengths(agrees, start, start + length), ready, start, start + length, size, never)
+    trace = Trace(run_lengths(agrees, start, start + length), ready, start, start + length)
     return RoundCounts.of(replay(trace, gamma), np.arange(documents))
 
 
@@ -527,8 +526,7 @@ def drawn_texts(request: pytest.FixtureRequest) -> Drawn:
     accept = np.repeat(alpha, LENGTH)
     kept = (rng.random(len(accept)) < accept).astype(float)
     start, ready = np.arange(POOL) * LENGTH, np.full(len(accept), 256)
-    never = np.zeros(len(accept), dtype=bool)
-    trace = Trace(never, ready, start, start + LENGTH, np.full(POOL, LENGTH), never)
+    trace = Trace(np.zeros(len(accept)), ready, start, start + LENGTH)
     found = expected_replays(trace, (kept, accept), [DEPTH])[DEPTH]
     names = np.arange(POOL).astype(str)
     needed = float(expected_rounds(law, LENGTH - 1, DEPTH).mean()) * float(round_costs(STEPS, DEPTH)[-1])

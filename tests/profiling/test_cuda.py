@@ -53,7 +53,7 @@ def texts(settings: Processing | None) -> list[Continuation]:
     return [Continuation(item, generator.integers(0, 250, 24).astype(np.int32), "length") for item in documents(settings)]
 
 
-REQUESTED = Extras.of([*LOGGED_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
+REQUESTED = Extras.of(LOGGED_RULES, certificates=True)
 
 
 def scorer(target: Model, draft: Model) -> Scorer:
@@ -129,7 +129,6 @@ def test_the_loop_over_a_batch_waits_for_the_device_once_at_its_end(
     assert [shape[:1] for shape in crossed] == [(positions,)]
     assert set(found) == {"draft", "ngram"}
     assert {"threshold_strict", "thresholds_exact", "target_top_10_prob"} <= set(found["ngram"])
-    assert {"accept_multi_draft_4", "emitted_multi_draft_2"} <= set(found["draft"])
 
 
 @each_setting

@@ -29,7 +29,7 @@ from alphaprof.report.build import build_report
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import Flavour
+from tests.generators import before_eos, by_lookup, by_model
 from tests.profiling.test_independence import scored
 
 pytestmark = pytest.mark.demo_model
@@ -70,9 +70,9 @@ def run(demo_model: Path, weights: Path, tmp_path_factory: pytest.TempPathFactor
     return Run.open(folder / "run")
 
 
-def totals_of(run: Run, draft: str, rule: str, flavour: Flavour = "engine") -> pd.DataFrame:
+def totals_of(run: Run, draft: str, rule: str) -> pd.DataFrame:
     """Totals of one draft and rule by document."""
-    found = read_totals(run, draft, TotalsRequest([rule], run.gammas, flavour)).to_pandas()
+    found = read_totals(run, draft, TotalsRequest([rule], run.gammas)).to_pandas()
     return found[found["rule"] == rule].set_index("document")
 
 
@@ -127,21 +127,24 @@ def test_greedy_text_and_hf_rounds_equal_assisted_generation(run: Run, target: M
         num_assistant_tokens_schedule="constant",
         assistant_confidence_threshold=0.0,
     )
-    totals = totals_of(run, "skip", "strict", "hf")
+    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "skip")])
     for row in greedy_documents(run):
         text, passes = live(target, row, assistant_model=skip)
         assert text == row["continuation_ids"]
-        assert passes == totals.loc[row["document"], "rounds_3"]
+        top = log.loc[log["document"] == row["document"], "draft_top"].tolist()
+        assert passes == len(by_model(text, top, 3, NEW_TOKENS, target.eos))
 
 
 @pytest.mark.slow
 def test_greedy_text_and_hf_rounds_equal_prompt_lookup_generation(run: Run, target: Model) -> None:
-    totals = totals_of(run, "ngram", "strict", "hf")
+    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "ngram")])
     saved = 0
     for row in greedy_documents(run):
         text, passes = live(target, row, prompt_lookup_num_tokens=4, max_matching_ngram_size=2)
         assert text == row["continuation_ids"]
-        assert passes == totals.loc[row["document"], "rounds_4"]
+        found = log[log["document"] == row["document"]]
+        proposed = np.minimum(found["proposed"], before_eos(row["prompt_ids"], text, 2, target.eos)).tolist()
+        assert passes == len(by_lookup(proposed, found["accepted_run"].fillna(0).astype(int).tolist(), 4, NEW_TOKENS))
         saved += len(text) - passes
     assert saved > 0
 

@@ -1,4 +1,4 @@
-"""What a scoring pass measures on request: thresholds against whole distributions, what they certify, and several draws."""
+"""What a scoring pass measures on request: thresholds against whole distributions, and what they certify."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 
 from alphaprof.log.schema import LogRules
 from alphaprof.profiling.models.draft import Arrays
-from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import statistics
@@ -24,8 +23,8 @@ from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import BoundRule, parse_rule
 from alphaprof.theory.certificates import ACCEPTED, Divergence, Target, certify, draft_width
 from tests import reference
-from tests.profiling.test_scoring import LOOKUP, continuation, logits_alone, model
-from tests.reference import DIVERGENCES, LOGGED_RULES, MultiDraft, threshold
+from tests.profiling.test_scoring import continuation, logits_alone, model
+from tests.reference import DIVERGENCES, LOGGED_RULES, threshold
 from tests.tiny import llama, noisy
 
 models = pytest.mark.models
@@ -69,10 +68,9 @@ def column(rule: str, divergence: Divergence = "kl") -> str:
 def test_certificates_are_measured_where_asked_for_the_rules_that_have_an_accepted_set() -> None:
     assert {parse_rule(rule).name for rule in RULES} == set(ACCEPTED)
     assert Extras.of(LOGGED_RULES, certificates=False) == Extras(drawn=("lossless",))
-    rules = ["lossless", "strict", "one_hot", "additive_0p1", "multi_draft_4", "tree_2"]
-    asked = Extras.of(rules, certificates=True)
-    assert asked.logged == (parse_rule("multi_draft_4"),)
-    assert asked.log_rules(rules) == LogRules(tuple(rules), ("multi_draft_4",), ("strict", "additive_0p1", "tree_2"))
+    rules = ["lossless", "strict", "one_hot", "additive_0p1", "tree_2"]
+    held = Extras.of(rules, certificates=True).log_rules(rules)
+    assert held == LogRules(tuple(rules), ("strict", "additive_0p1", "tree_2"))
 
 
 def test_thresholds_by_hand() -> None:
@@ -207,10 +205,8 @@ def test_thresholds_are_those_of_whole_distributions(
 def test_without_a_request_nothing_is_measured_beyond_the_columns_of_every_log(target: Model) -> None:
     draft = model("draft", noisy(target.network, 0.05))
     plain = scored(target, batch_of(None), Extras(), draft)["draft"]
-    asked = Extras.of([*RULES, "multi_draft_2", "multi_draft_3"], certificates=True)
-    more = scored(target, batch_of(None), asked, draft)["draft"]
-    drawn = [f"{name}_multi_draft_{width}" for width in (2, 3) for name in ("accept", "emitted")]
-    assert set(more) - set(plain) == {*drawn, "target_top_10_prob", "thresholds_exact", *map(column, RULES)}
+    more = scored(target, batch_of(None), Extras.of(RULES, certificates=True), draft)["draft"]
+    assert set(more) - set(plain) == {"target_top_10_prob", "thresholds_exact", *map(column, RULES)}
     assert all(np.array_equal(more[name], values) for name, values in plain.items())
 
 
@@ -299,48 +295,3 @@ def test_no_larger_threshold_would_hold(rule: str) -> None:
     beyond = found["kl_target_draft"] - found[column(rule)]
     assert beyond.min() > -1e-5
     assert beyond.max() < 2e-3
-
-
-# Several draws.
-
-
-@models
-@pytest.mark.parametrize("draft_processing", ["same", "temperature"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_several_draws_of_a_scoring_pass_are_those_of_whole_distributions(
-    target: Model, settings: Processing | None, draft_processing: str
-) -> None:
-    """Through the log: acceptance and a_t of every position, by the settings of either side."""
-    rules = ("lossless", "multi_draft_1", "multi_draft_3")
-    draft, extras = model("draft", noisy(target.network, 0.05)), Extras.of(rules, certificates=False)
-    batch = batch_of(settings)
-    scorer = Scorer(target, [draft], TOKENS, draft_processing, extras)
-    scorer.head_rows, scorer.statistics_rows = 7, 3
-    scores = by_document(batch, scorer.score(batch)["draft"])
-    table = position_table(batch, scores, extras.log_rules(rules), "draft").to_pandas()
-    p = np.concatenate([laws(target, item) for item in batch])
-    theirs = settings if settings is None or draft_processing == "same" else Processing(settings.temperature)
-    rows = np.concatenate([logits_alone(draft.network, item) for item in batch])
-    law = MultiDraft.of(p, np.stack([reference.processed(row, theirs) for row in rows]), 3)
-    tokens = table["token"].to_numpy()
-    kept = law.emitted(tokens).cumsum(1)
-    for width in (1, 3):
-        assert table[f"accept_multi_draft_{width}"].to_numpy() == pytest.approx(1 - law.reached[:, width], abs=2e-5)
-        assert table[f"emitted_multi_draft_{width}"].to_numpy() == pytest.approx(kept[:, width - 1], abs=1e-4)
-    assert table["accept_multi_draft_1"].to_numpy() == pytest.approx(table["accept_lossless"].to_numpy(), abs=2e-6)
-    assert (table["accept_multi_draft_3"] > table["accept_multi_draft_1"]).mean() > 0.5
-
-
-@models
-def test_several_draws_of_prompt_lookup_are_all_its_proposal(target: Model) -> None:
-    lookup = PromptLookup("ngram", 1, (256,), TOKENS, "float32")
-    batch = batch_of(Processing(1.5), 240)
-    extras = Extras.of(["one_hot", "multi_draft_2"], certificates=False)
-    held = extras.log_rules(["one_hot", "multi_draft_2"])
-    scores = by_document(batch, scored(target, batch, extras, lookup)["ngram"])
-    table = position_table(batch, scores, held, "ngram", **LOOKUP).to_pandas()
-    ready = table["proposed"] > 0
-    assert 0 < ready.sum() < len(table)
-    assert table["emitted_multi_draft_2"].isna().all()
-    assert table.loc[ready, "accept_multi_draft_2"].equals(table.loc[ready, "accept_one_hot"])
-    assert table.loc[~ready, "accept_multi_draft_2"].isna().all()

@@ -63,7 +63,7 @@ def rounds(run: Run, gamma: int, draft: str = "head") -> list[list[list[int]]]:
     columns = {name: table[name].fill_null(0).to_numpy().astype(np.int64) for name in ("accepted_run", "proposed")}
     length = texts["continuation_tokens"].to_numpy().astype(np.int64)
     stop = np.cumsum(length)
-    trace = Trace(columns["accepted_run"], columns["proposed"], stop - length, stop, length, np.zeros(stop[-1], dtype=bool))
+    trace = Trace(columns["accepted_run"], columns["proposed"], stop - length, stop)
     found = listed_rounds(trace, gamma)
     at = found.at - (stop - length)[found.document]
     pairs = np.stack([at, np.minimum(found.accepted, length[found.document] - at)], 1)

@@ -199,7 +199,6 @@ def test_its_log_has_the_declared_columns_and_nulls_where_no_round_has_a_draft(i
         assert violations(table, rules.columns) == []
         frame = table.to_pandas()
         assert ("in_draft_vocabulary" in frame) == (ids is not None)
-        assert frame["proposed_before_eos"].isna().all()
         first = frame[frame["document"] == 0]  # its prompt has one token: nothing is known before the second
         assert first["proposed"].tolist()[:2] == [0, DEPTHS]
         assert first["draft_top"].isna().tolist()[:2] == [True, False]
@@ -239,8 +238,7 @@ def test_real_rounds_are_those_of_replay(ids: list[int] | None, rule: str, layer
     counted = accepted = 0
     for item in batch:
         columns, size = found[item.document.document], len(item.ids)
-        ends = [np.array([0]), np.array([size]), np.array([size])]
-        trace = Trace(columns["accepted_run"], columns["proposed"].astype(np.int64), *ends, np.zeros(size, bool))
+        trace = Trace(columns["accepted_run"], columns["proposed"].astype(np.int64), np.array([0]), np.array([size]))
         for gamma in range(1, DEPTHS + 1):
             engine = Speculation(target(), draft, parse_rule(rule), gamma, Choice(processing, 7, width=TOKENS))
             decoded = engine.decode(item.document.prompt, size, source_row=item.document.source_row)

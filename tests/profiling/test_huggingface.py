@@ -19,8 +19,8 @@ from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
-from alphaprof.totals.count import proposed_in
-from alphaprof.totals.replay import Trace, listed_rounds, replay, run_lengths
+from alphaprof.totals.replay import Trace, replay, run_lengths
+from tests.generators import before_eos, by_lookup, by_model
 from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -99,18 +99,12 @@ def profiled(
     return [(item, scored[item.document.document]) for item in continuations]
 
 
-def one_document(item: Continuation, columns: dict[str, np.ndarray], run: np.ndarray, looked_up: bool = False) -> Trace:
-    """The trace of one document, with EOS 256."""
-    size, limit = len(item.ids), item.document.max_new_tokens
-    ends = columns["draft_top"] == 256
-    proposed = proposed_in("hf", columns).astype(np.int64) if looked_up else columns["proposed"].astype(np.int64)
-    return Trace(run, proposed, np.array([0]), np.array([size]), np.array([limit]), ends, looked_up)
-
-
-def replayed(trace: Trace, gamma: int) -> list[tuple[int, int]]:
-    """Rounds of one document as (drafted, matched), as Hugging Face makes them."""
-    found = listed_rounds(trace, gamma, "hf")
-    return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
+def replayed(
+    item: Continuation, columns: dict[str, np.ndarray], gamma: int, unsure: np.ndarray | None = None
+) -> list[tuple[int, int]]:
+    """Rounds of one document as (drafted, matched), as Hugging Face makes them, from columns of the log; EOS has id 256."""
+    limit = item.document.max_new_tokens or 0
+    return by_model(item.ids.tolist(), columns["draft_top"].tolist(), gamma, limit, (256,), unsure)
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +120,11 @@ def test_replayed_rounds_equal_those_of_assisted_generation(pair: tuple[Model, M
         kept = parse_rule(rule).emitted(columns)
         assert kept is not None
         ended += item.finish == "eos"
-        one = one_document(item, columns, run_lengths(kept == 1, np.array([0]), np.array([len(item.ids)])))
+        assert np.array_equal(kept == 1, columns["draft_top"] == item.ids)
         for gamma in GAMMAS:
             text, rounds = live[item.document.document, gamma]
             assert text == item.ids.tolist()
-            found = replayed(one, gamma)
+            found = replayed(item, columns, gamma)
             assert [matched for _, matched in found] == [matched for _, matched in rounds]
             for (drafted, _), (expected, matched) in zip(found, rounds, strict=True):
                 # A draft may end after its first wrong token, which a teacher-forced pass cannot see.
@@ -173,12 +167,13 @@ def test_replayed_rounds_equal_those_of_live_prompt_lookup(seed: int, max_ngram:
     seen: set[str] = set()
     for item, columns in profiled(target, PromptLookup("ngram", max_ngram, target.eos, 40, "float32"), LOOKED_UP):
         limit = item.document.max_new_tokens or 0
-        one = one_document(item, columns, columns["accepted_run"], looked_up=True)
+        ends = before_eos(item.document.prompt.tolist(), item.ids.tolist(), max_ngram, target.eos)
+        proposed = np.minimum(columns["proposed"], ends).tolist()
         for gamma in (1, 2, 4, 10):
             how = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": max_ngram}
             text, rounds = recorded_rounds(target.network, item.document, PromptLookupCandidateGenerator, limit, **how)
             assert text == item.ids.tolist()
-            assert replayed(one, gamma) == rounds
+            assert by_lookup(proposed, columns["accepted_run"].tolist(), gamma, limit) == rounds
             seen.add(item.finish)
             starts = np.cumsum([0, *(matched + 1 for _, matched in rounds)])
             pairs = list(zip(rounds, starts, strict=False))
@@ -211,10 +206,11 @@ def test_a_draft_that_is_the_target_is_always_accepted(pair: tuple[Model, Model]
     target, _ = pair
     for item, columns in profiled(target, DraftModel("draft", target.network, "model", "t")):
         size = len(item.ids)
+        ends = np.array([0]), np.array([size])
         agrees = columns["draft_top"] == columns["token"]
         assert agrees.all()
-        one = one_document(item, columns, run_lengths(agrees, np.array([0]), np.array([size])))
-        assert replay(one, 4).rounds[0] == -(-(size - 1) // 5)
+        trace = Trace(run_lengths(agrees, *ends), columns["proposed"].astype(np.int64), *ends)
+        assert replay(trace, 4).rounds[0] == -(-(size - 1) // 5)
 
 
 def test_rounds_that_stop_when_unsure_are_those_of_assisted_generation(pair: tuple[Model, Model]) -> None:
@@ -222,12 +218,9 @@ def test_rounds_that_stop_when_unsure_are_those_of_assisted_generation(pair: tup
     scored, stopped, rounds = profiled(*pair), 0, 0
     levels = np.quantile(np.concatenate([columns["draft_top_prob"] for _, columns in scored]), (0.2, 0.5, 0.8)).tolist()
     for (item, columns), p_min, gamma in itertools.product(scored, levels, (2, 3, 8)):
-        accept = parse_rule("strict").accept(columns | {"greedy": np.ones(len(item.ids), dtype=bool)})
-        run = run_lengths(accept, np.array([0]), np.array([len(item.ids)]))
-        trace = dataclasses.replace(one_document(item, columns, run), unsure=columns["draft_top_prob"] < p_min)
         text, live = assisted(pair, item.document, gamma, p_min)
         assert text == item.ids.tolist()
-        ours = replayed(trace, gamma)
+        ours = replayed(item, columns, gamma, columns["draft_top_prob"] < p_min)
         assert [accepted for _, accepted in live] == [accepted for _, accepted in ours]
         for (drafted, accepted), (most, _) in zip(live, ours, strict=True):
             assert min(most, accepted + 1) <= drafted <= most

@@ -238,4 +238,4 @@ def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> 
     assert (found["target_model"]["dtype"], found["target_model"]["quantised"]["method"]) == ("float32", "rows8")
     for served, stands_in in (("rows8", False), ("float32", True), ("fp8", True)):
         config = changed_question(manifest.config, [f"decision.served_dtype={served}"])
-        assert bool(ReportInputs.of(Run.open(run), "engine", StoredProfile.of(config)).question.stand_in) == stands_in
+        assert bool(ReportInputs.of(Run.open(run), StoredProfile.of(config)).question.stand_in) == stands_in

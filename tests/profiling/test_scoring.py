@@ -133,7 +133,7 @@ def test_beyond_its_context_a_draft_proposes_nothing_and_no_row_is_missing(targe
     assert scored[9]["proposed"].tolist() == [5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
     table = position_table([item], scored, LogRules(("strict",)), "short").to_pandas()
     assert len(table) == 10
-    draft_side = ["draft_top", "overlap", "kl_target_draft", "accept_strict", "draft_rank_of_token", "raw_kl_target_draft"]
+    draft_side = ["draft_top", "overlap", "kl_target_draft", "accept_strict", "draft_rank_of_token"]
     assert table.loc[5:, draft_side].isna().all().all()
     assert table.loc[:4, draft_side].notna().all().all()
     assert table[["target_top", "target_entropy", "token"]].notna().all().all()
@@ -375,7 +375,6 @@ def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
             p, first = reference.processed(logits, settings), int(expected["draft_top"][place])
             assert found["proposed"][place] == expected["proposed"][place]
             assert found["accepted_run"][place] == expected["accepted_run"][place]
-            assert found["proposed_before_eos"][place] == expected["proposed_before_eos"][place]
             assert found["draft_top"][place] == first
             assert found["target_prob_of_draft_top"][place] == pytest.approx(p[first], abs=2e-5)
             assert found["target_rank_of_draft_top"][place] == reference.rank(logits, first)
@@ -385,7 +384,7 @@ def test_columns_of_prompt_lookup_are_the_targets_view_of_its_proposals(
     assert table[without].isna().all().all()
 
 
-@each("name", ["js", "draft_top", "target_entropy", "threshold_strict", "accepted_run"])
+@each("name", ["kl_draft_target", "draft_top", "target_entropy", "threshold_strict", "accepted_run"])
 def test_a_declared_column_that_scoring_does_not_deliver_is_an_error_for_every_draft_that_can_have_it(
     target: Model, draft: Model, name: str
 ) -> None:
@@ -397,7 +396,7 @@ def test_a_declared_column_that_scoring_does_not_deliver_is_an_error_for_every_d
         whole = by_document(BATCH, scored[each_draft])
         assert len(position_table(BATCH, whole, rules, each_draft, **flags)) == 23
         less = {number: {key: values for key, values in part.items() if key != name} for number, part in whole.items()}
-        if (each_draft, name) in (("ngram", "js"), ("draft", "accepted_run")):
+        if (each_draft, name) in (("ngram", "kl_draft_target"), ("draft", "accepted_run")):
             assert position_table(BATCH, less, rules, each_draft, **flags)[name].null_count == 23
         else:
             with pytest.raises(KeyError, match=name):
@@ -462,7 +461,7 @@ def test_columns_on_a_gpu_are_made_on_it_and_nothing_waits_before_they_cross_at_
     target: Model, draft: Model, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = BATCH if settings is None else sampled(settings)
-    requested = Extras.of([*LOGGED_RULES, "multi_draft_2", "multi_draft_4"], certificates=True)
+    requested = Extras.of(LOGGED_RULES, certificates=True)
     crossing: list[list[Columns]] = []
 
     def cross(groups: list[Columns]) -> None:

@@ -27,6 +27,7 @@ from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, listed_rounds, run_lengths
 from tests.conftest import slow
+from tests.generators import before_eos
 from tests.profiling.test_architectures import CONFIGS, OTHERS, SOME, network
 from tests.profiling.test_scoring import PretendedGpu
 from tests.tiny import llama, noisy
@@ -131,8 +132,7 @@ def replayed(item: Continuation, columns: dict[str, Any], gamma: int) -> list[tu
     start, stop = np.array([0]), np.array([size])
     agrees = (columns["draft_top"] == columns["token"]) & (columns["proposed"] > 0)
     run = columns.get("accepted_run", run_lengths(agrees, start, stop))
-    limit, ends = np.array([item.document.max_new_tokens]), np.zeros(size, dtype=bool)
-    trace = Trace(run, columns["proposed"].astype(np.int64), start, stop, limit, ends)
+    trace = Trace(run, columns["proposed"].astype(np.int64), start, stop)
     found = listed_rounds(trace, gamma)
     return list(zip(found.drafted.tolist(), found.accepted.tolist(), strict=True))
 
@@ -224,9 +224,9 @@ def test_prompt_lookup_drafts_what_followed_an_end_of_turn_as_replay_says() -> N
         found = decoded(Speculation(ours, draft, STRICT, 6), item.document)
         assert found.ids.tolist() == item.ids.tolist()
         assert rounds(found) == replayed(item, columns, 6)
-        place = 1
+        whole, place = before_eos(item.document.prompt.tolist(), item.ids.tolist(), 2, (38,)), 1
         for drafted, accepted in rounds(found):
-            beyond += drafted > columns["proposed_before_eos"][place]
+            beyond += drafted > whole[place]
             place += accepted + 1
     assert beyond > 0
 
@@ -422,7 +422,7 @@ def test_a_text_of_one_token_has_no_rounds() -> None:
 
 
 def test_rules_that_cannot_decode_a_text_are_refused() -> None:
-    wrong = [("tree_2", Choice()), ("multi_draft_2", Choice(SAMPLED)), ("strict", Choice(SAMPLED)), ("lossless", Choice())]
+    wrong = [("tree_2", Choice()), ("strict", Choice(SAMPLED)), ("lossless", Choice())]
     for rule, choice in wrong:
         with pytest.raises(RuleNotDecodable, match=f"the rule {rule}"):
             Speculation(target(), close(), parse_rule(rule), 3, choice)

@@ -229,7 +229,6 @@ def test_kl_is_infinite_exactly_where_there_is_weight_that_the_other_side_lacks(
         found, expected = columns(case, *settings)[1], by_torch(case, *settings)[1]
         name = "kl_target_draft" if forward else "kl_draft_target"
         assert found[name].isinf().tolist() == [True, True, True, False, False] == expected[name].isinf().tolist()
-        assert torch.allclose(found["js"], expected["js"], atol=1e-6)
 
 
 COMPILE = """

@@ -90,7 +90,7 @@ def exactly(target: Model, draft: Model, choice: Choice, gamma: int, blocks: boo
         size = len(text)
         # Behind a token that the draft does not have it proposes nothing.
         known = np.cumsum([0, *(token >= draft.vocabulary for token in text[:-1])]) == 0
-        trace = Trace(np.zeros(size), np.where(known, 256, 0), start, stop, np.array([LENGTH]), np.zeros(size, dtype=bool))
+        trace = Trace(np.zeros(size), np.where(known, 256, 0), start, stop)
         chances = np.array(kept) if blocks else np.minimum(kept, 1)
         counted = expected_replays(trace, (chances, chances), [gamma], blocks=blocks)[gamma]
         sums += probability * np.array([counted.rounds[0], counted.drafted.sum(), counted.accepted.sum()])

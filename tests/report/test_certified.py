@@ -213,7 +213,7 @@ def trace_of(agrees: Array, lengths: Array, gamma: int) -> Trace:
     stop = np.cumsum(lengths)
     start = stop - lengths
     run = run_lengths(agrees, start, stop)
-    return Trace(run, np.full(len(agrees), gamma), start, stop, lengths, np.zeros(len(agrees), dtype=bool))
+    return Trace(run, np.full(len(agrees), gamma), start, stop)
 
 
 @given(texts, st.sampled_from([0.01, 0.05, 0.3]), st.integers(1, 5), st.integers(0, 2**32 - 1))

@@ -26,7 +26,7 @@ def tokens_of(chances: list[Array], prompts: list[int], rng: np.random.Generator
     start = stop - sizes
     kept = rng.random(stop[-1]) < np.concatenate(chances)
     run = run_lengths(kept, start, stop)
-    trace = Trace(run, np.full(len(kept), 256), start, stop, sizes, np.zeros(len(kept), dtype=bool))
+    trace = Trace(run, np.full(len(kept), 256), start, stop)
     found = listed_rounds(trace, GAMMA)
     row, place = np.repeat(np.arange(len(sizes)), sizes), np.arange(len(kept))
     begun, left = place - start[row], stop[row] - place
@@ -34,7 +34,7 @@ def tokens_of(chances: list[Array], prompts: list[int], rng: np.random.Generator
     columns = {"unit": row, "document": row, "context": np.array(prompts)[row] + begun, "begun": begun, "left": left}
     columns |= {"proposed": np.ones(len(kept)), "kept": kept}
     rounds = np.repeat(np.stack([found.drafted, found.accepted, found.emitted]), found.emitted, axis=1)
-    tokens = ContextTokens(**{name: values[at] for name, values in columns.items()}, rounds={GAMMA: rounds}, stop=None)
+    tokens = ContextTokens(**{name: values[at] for name, values in columns.items()}, rounds={GAMMA: rounds}, stops=False)
     counted = replay(trace, GAMMA)
     whole = tokens.counts(GAMMA, np.arange(at.sum()))
     for name in ("rounds", "tokens", "drafted", "accepted"):  # of any texts

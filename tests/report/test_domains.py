@@ -59,7 +59,7 @@ class Anew:
 
 
 def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], ReportInputs]:
-    inputs = ReportInputs.of(run, "engine", run.manifest.profile)
+    inputs = ReportInputs.of(run, run.manifest.profile)
     pools: dict[str, dict[str, DocumentTotals]] = {}
     for item in draft_pools(inputs, inputs.deciding):
         pools.setdefault(item.draft, {})[item.domain] = item.pool

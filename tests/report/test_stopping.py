@@ -149,11 +149,11 @@ def test_both_ends_enclose_what_a_draft_does_on_its_own_path(right: tuple[float,
     agrees = rng.random(size) < 0.6
     sure = np.where(agrees, rng.beta(*right, size), rng.beta(*wrong, size))
     start, stop = np.array([0]), np.array([size])
-    logged = Trace(run_lengths(agrees, start, stop), np.full(size, 99), start, stop, stop, np.zeros(size, dtype=bool))
+    logged = Trace(run_lengths(agrees, start, stop), np.full(size, 99), start, stop)
     mix = Mix(("text",), None)
     for p_min in (0.2, 0.5, 0.9):
         rounds = replay(dataclasses.replace(logged, unsure=sure < p_min), 8)
-        way = [(RoundCounts.of(rounds, np.array([0]), "engine"), TIMES)]
+        way = [(RoundCounts.of(rounds, np.array([0]), stops=True), TIMES)]
         slowest, middle, fastest = mix.slowest(way), mix.value(way), mix.fastest(way)
         true = on_its_own_path(logged, sure, rng, 8, p_min)
         assert slowest is not None
@@ -204,7 +204,7 @@ def test_what_was_drafted_after_a_wrong_draft_widens_the_interval() -> None:
     tested = np.sort(rng.integers(5, 20, (40, 4)), axis=1)[:, ::-1].astype(float)
     drafted, rounds = tested + rng.integers(0, 4, (40, 4)), tested[:, 0] + 5
     replayed = Rounds(rounds, rounds * 2, np.minimum(drafted, rounds[:, None]), tested, tested / 2, np.zeros(40))
-    counts = RoundCounts.of(replayed, np.arange(40), "hf")
+    counts = dataclasses.replace(RoundCounts.of(replayed, np.arange(40), stops=True), unused=None)
     assert counts.doubt is not None
     low, high = (RoundCounts.of(replayed, np.arange(40)) for _ in range(2))
     low = type(low)(low.tokens, low.rounds, tested, low.accepted, low.control, low.cluster)

@@ -53,8 +53,7 @@ def trace_of(agrees: np.ndarray, proposed: np.ndarray) -> Trace:
     documents, length = agrees.shape
     stop = length * np.arange(1, documents + 1)
     runs = run_lengths(agrees.ravel(), stop - length, stop)
-    nowhere = np.zeros(agrees.size, dtype=bool)
-    return Trace(runs, proposed.ravel(), stop - length, stop, np.full(documents, 10**9), nowhere)
+    return Trace(runs, proposed.ravel(), stop - length, stop)
 
 
 @each("alpha", [0.2, 0.5, 0.8])

@@ -21,7 +21,7 @@ from alphaprof.theory import certificates, trees
 from alphaprof.theory.certificates import ACCEPTED, Target, certify
 from alphaprof.totals.replay import run_lengths
 from tests.loops import each
-from tests.reference import DIVERGENCES, MultiDraft, threshold
+from tests.reference import DIVERGENCES, threshold
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "theory.md").read_text()
@@ -134,10 +134,6 @@ def of_trees() -> Iterator[str]:
     yield "b₁ = 0.5 in runs of 20 right and 20 wrong, a chain of 4:"
     yield f"the model says {model:.3f}, replay {replayed[0]:.3f}."
     yield f"alternate it is the other way round, {replayed[1]:.3f}."
-    draws = MultiDraft.of(COIN, COIN[[2, 1, 0]], 2)
-    beta, kept = draws.beta, draws.emitted(0)
-    yield f"two draws from q = (0.2, 0.3, 0.5) for p = (0.5, 0.3, 0.2) have β₁ = {beta[0]:.1f} and β₂ = {beta[1]:.1f}"
-    yield f"together {draws.total:.2f}; a⁽¹⁾ and a⁽²⁾ of the first token are {kept[0]:.2f} and {kept[1]:.2f}"
 
 
 def of_batches() -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cache
@@ -27,7 +27,7 @@ from alphaprof.theory.trees import (
 )
 from alphaprof.totals.replay import Rounds, Trace, replay, run_lengths
 from tests.loops import each
-from tests.reference import MultiDraft, accepted_lengths
+from tests.reference import accepted_lengths
 
 Array = np.ndarray[Any, Any]
 READY = 256  # `proposed` of a draft that is always ready
@@ -229,7 +229,7 @@ def test_a_full_tree_is_replay_of_ranks_within_its_width(given_documents: list[l
     ranks = np.array(list(itertools.chain(*given_documents)))
     start, stop = bounds([len(document) for document in given_documents])
     run = run_lengths((ranks >= 1) & (ranks <= width), start, stop)
-    plain = Trace(run, np.where(ranks >= 1, READY, 0), start, stop, stop - start, np.zeros(len(ranks), dtype=bool))
+    plain = Trace(run, np.where(ranks >= 1, READY, 0), start, stop)
     assert_equal(replay_tree(ranks, start, stop, Tree.full(width, depth)), replay(plain, depth))
     if width == 1:
         assert Tree.chain(depth) == Tree.full(1, depth)
@@ -336,66 +336,6 @@ def test_the_best_of_all_trees_without_gaps_is_found_for_any_shares(ranks: int) 
 
 
 Law = list[Fraction]
-
-
-def outcomes(p: Law, q: Law, width: int) -> dict[tuple[int, int], Fraction]:
-    """The joint law of (emitted token, which child was kept or 0) from every draw, decision and last draw, exactly."""
-    law: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
-
-    def try_child(child: int, target: Law, chance: Fraction) -> None:
-        if child > width:
-            for token, share in enumerate(target):
-                law[token, 0] += chance * share
-            return
-        for token, drawn in enumerate(q):
-            if drawn == 0:
-                continue
-            keep = min(Fraction(1), target[token] / drawn)
-            law[token, child] += chance * drawn * keep
-            if keep < 1:
-                excess = [max(share - other, Fraction(0)) for share, other in zip(target, q, strict=True)]
-                try_child(child + 1, [share / sum(excess) for share in excess], chance * drawn * (1 - keep))
-
-    try_child(1, p, Fraction(1))
-    return law
-
-
-def random_law(rng: np.random.Generator, vocabulary: int) -> Law:
-    """Random multiples of a fraction, some of them 0."""
-    while not any(weights := rng.integers(0, 7, vocabulary).tolist()):
-        pass
-    return [Fraction(weight, sum(weights)) for weight in weights]
-
-
-def laws() -> list[tuple[Law, Law]]:
-    """Pairs p, q: equal, apart, certain, and random ones."""
-    one, half, none = Fraction(1), Fraction(1, 2), Fraction(0)
-    even, first, second = [half, half], [one, none], [none, one]
-    rng = np.random.default_rng(9)
-    drawn = [(random_law(rng, size), random_law(rng, size)) for size in (2, 3, 4) for _ in range(12)]
-    return [(even, even), (first, second), (first, even), (even, first), *drawn]
-
-
-@each("width", [1, 2, 3])
-def test_draws_are_kept_as_in_every_outcome_of_the_process(width: int) -> None:
-    """Which child, given the token; whether any; and the law of the token is the target's own."""
-    for p, q in laws():
-        law = outcomes(p, q, width)
-        found = MultiDraft.of(np.array(p, dtype=float), np.array(q, dtype=float), width)
-        assert sum(law.values()) == 1
-        kept = [sum((law[token, child] for token in range(len(p))), Fraction(0)) for child in range(width + 1)]
-        assert found.total == pytest.approx(float(1 - kept[0]), abs=1e-12)
-        tried = [1 - sum(kept[1:child]) for child in range(1, width + 2)]
-        assert found.reached == pytest.approx([float(share) for share in tried], abs=1e-12)
-        for child in range(1, width + 1):
-            if tried[child - 1] > 0:
-                assert found.beta[child - 1] == pytest.approx(float(kept[child] / tried[child - 1]), abs=1e-12)
-        for token, share in enumerate(p):
-            assert sum(law[token, child] for child in range(width + 1)) == share
-            given_token = [float(law[token, child] / share) if share else 0.0 for child in range(1, width + 1)]
-            assert found.emitted(token) == pytest.approx(given_token, abs=1e-12)
-            none_kept = float(found.reached[-1] * found.targets[-1, token])
-            assert float(share) * found.emitted(token).sum() + none_kept == pytest.approx(float(share), abs=1e-12)
 
 
 TREES = {"chain": Tree.chain(5), "full": Tree.full(2, 3), "best": optimal_tree(np.array([0.55, 0.15, 0.1]), 20)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from alphaprof.log.manifest import DraftFacts
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, columns_of, counts, has_rounds
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import Flavour, expected_replays, runs_by_depth
+from alphaprof.totals.replay import expected_replays, runs_by_depth
 from tests.loops import each
 from tests.synthetic import Domain, Recipe, write_run
 from tests.totals.test_replay import Models, conditional_counts, corpus, process, random_models, texts
@@ -26,7 +26,6 @@ from tests.totals.test_totals import FACTS
 
 Array = np.ndarray[Any, Any]
 HEAD = DraftFacts(**vars(FACTS), has_distribution=True, has_steps=True, starts_matter=True, depths=3)
-every_flavour = pytest.mark.parametrize("flavour", get_args(Flavour))
 SETTINGS = [(2, 5, 2), (2, 5, 3), (3, 4, 2), (3, 4, 3)]  # vocabulary, limit, gamma
 
 
@@ -51,42 +50,37 @@ def logged(models: Models, written: list[tuple[int, ...]]) -> tuple[pa.Table, pa
                 row[f"emitted_lossless_{depth}"] = min(1.0, q[token] / p[token]) if drafted else None
                 row[f"accept_lossless_{depth}"] = np.minimum(p, q).sum() if drafted else None
             rows.append(row)
-    whole = ("token", "proposed", "target_top", "draft_top", "accepted_run", "proposed_before_eos")
+    whole = ("token", "proposed", "target_top", "draft_top", "accepted_run")
     whole += ("target_rank_of_draft_top", "draft_rank_of_token")
-    names = dict.fromkeys([*columns_of(TotalsRequest(["lossless"], (), "hf"), HEAD), *rows[0]])
+    names = dict.fromkeys([*columns_of(TotalsRequest(["lossless"], ()), HEAD), *rows[0]])
     nothing = {"target_top_prob": 0.5, "target_second_prob": 0.25}  # what no number here depends on
     columns = {name: [row.get(name, nothing.get(name)) for row in rows] for name in names}
     table = pa.table({name: pa.array(columns[name], pa.int64() if name in whole else pa.float64()) for name in names})
     lengths = pa.array([len(text) for text in written])
-    documents = {
-        "document": range(len(written)),
-        "continuation_tokens": lengths,
-        "max_new_tokens": [models.limit] * len(lengths),
-    }
+    documents = {"document": range(len(written)), "continuation_tokens": lengths}
     documents |= {"on_policy": [True] * len(lengths)}
     documents |= {"temperature": [1.0] * len(lengths)}
     return table.append_column("phase", pa.nulls(len(table), pa.string())), pa.table(documents)
 
 
-def counted(models: Models, written: list[tuple[int, ...]], gamma: int, flavour: Flavour, depths: int) -> dict[str, Array]:
+def counted(models: Models, written: list[tuple[int, ...]], gamma: int, depths: int) -> dict[str, Array]:
     """Totals of the texts from such a log; `depths`: the head's."""
     facts = dataclasses.replace(HEAD, depths=depths)
-    return counts(*logged(models, written), (FACTS, facts), TotalsRequest(["lossless"], [gamma], flavour))["lossless"]
+    return counts(*logged(models, written), (FACTS, facts), TotalsRequest(["lossless"], [gamma]))["lossless"]
 
 
-@every_flavour
 @each(("vocabulary", "limit", "gamma"), SETTINGS)
 @each("context", [256, 3])
 def test_expected_counts_of_a_head_are_those_of_every_way_it_can_go(
-    flavour: Flavour, vocabulary: int, limit: int, gamma: int, context: int
+    vocabulary: int, limit: int, gamma: int, context: int
 ) -> None:
     """Given each text, from the columns of the log. The control variate is 0 on average over texts."""
     models = head_models(vocabulary, limit, gamma, context)
     chances = texts(models)
     written, weights = list(chances), np.array(list(chances.values()))
-    law = process(models, gamma, flavour)
+    law = process(models, gamma)
     enumerated = conditional_counts(law, written, gamma)
-    found = counted(models, written, gamma, flavour, depths=gamma)
+    found = counted(models, written, gamma, depths=gamma)
     assert found[f"rounds_{gamma}"] == pytest.approx(enumerated.rounds, abs=1e-12)
     for name in ("drafted", "tested", "accepted"):
         by_depth = np.stack([found[f"{name}_{gamma}_{depth}"] for depth in range(1, gamma + 1)], 1)
@@ -97,17 +91,14 @@ def test_expected_counts_of_a_head_are_those_of_every_way_it_can_go(
     assert written_law == pytest.approx(chances, abs=1e-12)  # the enumeration is of the right process
 
 
-@every_flavour
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=9), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_equal_depths_are_those_of_a_draft_without_depth(
-    flavour: Flavour, positions: list[tuple[float, float, int]], gamma: int
-) -> None:
+def test_equal_depths_are_those_of_a_draft_without_depth(positions: list[tuple[float, float, int]], gamma: int) -> None:
     kept, accept, proposed = (np.array(column) for column in zip(*positions, strict=True))
-    one = corpus(np.zeros(len(kept)), proposed, [len(kept)], np.array([len(kept) + 1]))
-    plain = expected_replays(one, (kept, accept), [gamma], flavour)[gamma]
+    one = corpus(np.zeros(len(kept)), proposed, [len(kept)])
+    plain = expected_replays(one, (kept, accept), [gamma])[gamma]
     by_depth = np.stack([kept] * 4, 1), np.stack([accept] * 4, 1)
-    deep = expected_replays(one, by_depth, [gamma], flavour)[gamma]
+    deep = expected_replays(one, by_depth, [gamma])[gamma]
     for name, values in vars(plain).items():
         assert getattr(deep, name) == pytest.approx(values, abs=1e-12), name
 
@@ -148,7 +139,7 @@ RECIPE = Recipe(
     },
     drafts={},
     heads={"head": {}, "ranked": {"ranks_by_depth": True}},
-    rules=("strict", "lossless", "one_hot", "tree_2", "multi_draft_2"),
+    rules=("strict", "lossless", "one_hot", "tree_2"),
     gammas=(1, 3, 4),
 )
 
@@ -189,14 +180,14 @@ def test_rounds_of_facts_are_those_of_a_plain_loop_over_the_log(tmp_path: Path, 
 
 
 def test_rules_whose_depths_the_log_lacks_have_no_rounds(tmp_path: Path) -> None:
-    """A tree without ranks by depth, and several draws; alpha, at depth 1, is there."""
+    """A tree without ranks by depth; alpha, at depth 1, is there."""
     run = write_run(tmp_path / "run", RECIPE)
-    for draft, rule, known in [("head", "tree_2", 0), ("ranked", "tree_2", 10), ("ranked", "multi_draft_2", 0)]:
-        totals = read_totals(run, draft, TotalsRequest([rule], run.gammas)).to_pylist()
+    for draft, known in [("head", 0), ("ranked", 10)]:
+        totals = read_totals(run, draft, TotalsRequest(["tree_2"], run.gammas)).to_pylist()
         assert (
             sum(row["tokens"] is not None for row in totals)
             == known
-            == 10 * has_rounds(parse_rule(rule), run.manifest.drafts[draft])
+            == 10 * has_rounds(parse_rule("tree_2"), run.manifest.drafts[draft])
         )
         assert sum(row["accepted"] for row in totals) > 0
 

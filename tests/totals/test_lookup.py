@@ -13,6 +13,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.kinds import PromptLookup
+from tests.generators import proposal, until_eos
 from tests.loops import each
 
 FAR = 10_000  # a max_length that no text reaches
@@ -71,23 +72,23 @@ def test_every_proposal_is_that_of_transformers_whatever_the_number_of_tokens(
     for place, end in enumerate(range(prompt, len(text))):
         whole = candidates(text, end, max_ngram, (), PROPOSED_LIMIT)
         assert_proposes(text, place, end, found, whole)
-        expected = candidates(text, end, max_ngram, eos, PROPOSED_LIMIT)
-        assert whole[: found["proposed_before_eos"][place]] == expected
-        assert min(found["accepted_run"][place], found["proposed_before_eos"][place]) == matched(expected, text[end:])
+        assert whole == proposal(text[:end], max_ngram)
+        expected = whole[: until_eos(whole, eos)]
+        assert min(found["accepted_run"][place], len(expected)) == matched(expected, text[end:])
         assert candidates(text, end, max_ngram, eos, count) == expected[:count]
 
 
 BY_HAND = [
-    # text, prompt, max_ngram, eos: first, proposed, accepted, before_eos
-    ([5, 6, 7, 5, 6, 7, 8], 4, 3, (), [[6, 7, 5], [3, 3, 3], [2, 1, 0], [3, 3, 3]]),
-    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 2, (), [[2], [3], [1], [3]]),  # 4 9 never stood before, 9 did
-    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 1, (), [[2], [3], [1], [3]]),
-    ([1, 2, 0, 1, 2, 4], 5, 2, (0,), [[0], [3], [0], [0]]),  # what followed is an EOS
-    ([1, 2, 3, 0, 1, 2, 3, 4], 6, 2, (0,), [[3, 0], [4, 4], [1, 0], [1, 0]]),
-    ([1, 2, 3, 0, 1, 2, 3, 0], 6, 2, (0,), [[3, 0], [4, 4], [2, 1], [1, 0]]),  # and the text ends with one
-    ([4, 5, 6, 7], 1, 3, (), [[-1, -1, -1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]),
-    ([4, 4, 4, 4, 4], 1, 3, (), [[-1, 4, 4, 4], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]]),
-    ([8, 1, 8, 2, 8, 3], 5, 1, (), [[1], [4], [0], [4]]),  # the first place from the left, not the last
+    # text, prompt, max_ngram, eos: first, proposed, accepted
+    ([5, 6, 7, 5, 6, 7, 8], 4, 3, (), [[6, 7, 5], [3, 3, 3], [2, 1, 0]]),
+    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 2, (), [[2], [3], [1]]),  # 4 9 never stood before, 9 did
+    ([1, 2, 3, 9, 2, 4, 9, 2], 7, 1, (), [[2], [3], [1]]),
+    ([1, 2, 0, 1, 2, 4], 5, 2, (0,), [[0], [3], [0]]),  # what followed is an EOS
+    ([1, 2, 3, 0, 1, 2, 3, 4], 6, 2, (0,), [[3, 0], [4, 4], [1, 0]]),
+    ([1, 2, 3, 0, 1, 2, 3, 0], 6, 2, (0,), [[3, 0], [4, 4], [2, 1]]),  # and the text ends with one
+    ([4, 5, 6, 7], 1, 3, (), [[-1, -1, -1], [0, 0, 0], [0, 0, 0]]),
+    ([4, 4, 4, 4, 4], 1, 3, (), [[-1, 4, 4, 4], [0, 1, 1, 1], [0, 1, 1, 1]]),
+    ([8, 1, 8, 2, 8, 3], 5, 1, (), [[1], [4], [0]]),  # the first place from the left, not the last
 ]
 
 

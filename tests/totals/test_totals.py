@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from alphaprof.errors import OptionInvalid
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.run import Run
 from alphaprof.log.schema import totals_columns
@@ -23,17 +19,14 @@ from alphaprof.log.tables import totals_content
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import Flavour
-from tests.conftest import slow
 from tests.loops import each
-from tests.reference import LOGGED_RULES, MultiDraft
-from tests.synthetic import Domain, Recipe, contents, interrupted, listed, signed, write_run
+from tests.reference import LOGGED_RULES
+from tests.synthetic import Domain, Recipe, contents, listed, signed, write_run
 
 FACTS = ModelFacts("m", "model", "M", "f", "bfloat16", "cpu", 1, None, 100, (9,), 0.125)
 DRAFT = DraftFacts(**vars(FACTS), has_distribution=True, has_steps=True)
 LOOKUP = DraftFacts(**vars(FACTS), has_distribution=False, has_steps=False, starts_matter=True)
-ALL_RULES = [*LOGGED_RULES, "tree_2", "multi_draft_2"]
-LOGGED = [rule for rule in ALL_RULES if parse_rule(rule).rule.logged]
+ALL_RULES = [*LOGGED_RULES, "tree_2"]
 LOSSY = [rule for rule in ALL_RULES if parse_rule(rule).rule.lossy]
 
 
@@ -54,7 +47,6 @@ def log(**columns: list) -> pa.Table:
         "draft_rank_of_token": [1] * 8,
         "overlap": [0.8] * 8,
         "accepted_run": pa.nulls(8, pa.int16()),
-        "proposed_before_eos": pa.nulls(8, pa.int16()),
         "phase": pa.nulls(8, pa.string()),
     } | columns
     return pa.table({name: pa.array(values) for name, values in base.items()})
@@ -67,7 +59,6 @@ def documents(
         {
             "document": pa.array([0, 1]),
             "continuation_tokens": pa.array([5, 3], pa.int32()),
-            "max_new_tokens": pa.array([8, None], pa.int32()),
             "on_policy": pa.array(on_policy),
             "temperature": pa.array(temperature, pa.float64()),
         }
@@ -105,13 +96,6 @@ def test_two_documents_by_hand() -> None:
     assert (second["accepted"], second["tokens"], second["rounds_1"], second["rounds_2"]) == (1.0, 2.0, 1.0, 1.0)
 
 
-def test_hf_rounds_start_at_the_first_token_and_do_not_count_a_matched_eos() -> None:
-    first, _ = totals(log(), flavour="hf")
-    # [1, 2, 3] two drafts kept; [4, 9] the EOS was drafted and matched, and counts as the target's own.
-    assert (first["tokens"], first["rounds_2"], first["drafted_2"]) == (5.0, 2.0, 4.0)
-    assert first["accepted_depths_2"] == [2.0, 1.0]
-
-
 def test_near_ties_and_mismatches_are_counted_where_they_are() -> None:
     tied = [0.5, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5, 0.5]
     # log(.4/.36) = .105 and log(.3/.3) = 0 lie within .125, log(.5/.4) = .22 does not.
@@ -147,14 +131,6 @@ def test_rounds_of_another_policys_text_are_null_and_alpha_is_not() -> None:
     assert second["rounds_1"] == 1.0
 
 
-@each(("eos", "drafted"), [((9,), 4.0), ((1, 9), 5.0)])
-def test_hugging_face_stops_the_draft_at_any_eos_of_the_target(eos: tuple[int, ...], drafted: float) -> None:
-    facts = dataclasses.replace(FACTS, eos=eos)
-    asked = TotalsRequest(["strict"], [2], "hf")
-    rows = table_of([counts(log(), documents(), (facts, DRAFT), asked)], totals_columns(asked.gammas)).to_pylist()
-    assert rows[0]["drafted_2"] == drafted
-
-
 def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: bool = True) -> tuple[pa.Table, pa.Table]:
     """Positions and documents of one text, by default a sampled one."""
     size = len(columns["token"])
@@ -171,27 +147,21 @@ def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: b
         "target_rank_of_draft_top": [1] * size,
         "draft_rank_of_token": [1] * size,
         "overlap": [0.9] * size,
-        "accept_multi_draft_2": [0.95] * size,
-        "emitted_multi_draft_2": [0.99] * size,
         "accepted_run": pa.nulls(size, pa.int16()),
-        "proposed_before_eos": pa.nulls(size, pa.int16()),
         "phase": pa.nulls(size, pa.string()),
     } | columns
     rows = {
         "document": pa.array([0]),
         "continuation_tokens": pa.array([size], pa.int32()),
-        "max_new_tokens": pa.array([size], pa.int32()),
         "on_policy": pa.array([on_policy]),
         "temperature": pa.array([temperature], pa.float64()),
     }
     return pa.table({name: pa.array(values) for name, values in base.items()}), pa.table(rows)
 
 
-def row_of(
-    rule: str, columns: dict[str, list], draft: DraftFacts = DRAFT, flavour: Flavour = "engine", **options: Any
-) -> dict:
+def row_of(rule: str, columns: dict[str, list], draft: DraftFacts = DRAFT, **options: Any) -> dict:
     positions, texts = text(columns, **options)
-    (row,) = totals(positions, texts, draft, rules=[rule], flavour=flavour)
+    (row,) = totals(positions, texts, draft, rules=[rule])
     return row
 
 
@@ -265,96 +235,12 @@ def test_rounds_of_top_tokens_on_sampled_text_are_facts(
     assert (row["control_1"], row["control_2"]) == (0.0, 0.0)
 
 
-# A language of three tokens: what follows a token, by the target and by the draft (row -1: at the beginning).
-FOLLOWS = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.25, 0.5, 0.25], [0.4, 0.35, 0.25]])
-GUESSES = np.array([[0.3, 0.5, 0.2], [0.3, 0.3, 0.4], [0.6, 0.0, 0.4], [0.2, 0.5, 0.3]])
-Tokens = tuple[int, ...]
-
-
-def verdicts(p: Sequence[float], children: Tokens, q: Sequence[float]) -> Iterator[tuple[int, bool, float]]:
-    """What trying these children in turn ends in: the token, whether a child was kept, and its probability."""
-    left, chance = list(p), 1.0
-    for child in children:
-        keep = min(1.0, left[child] / q[child])
-        if keep > 0:
-            yield child, True, chance * keep
-        if keep == 1:
-            return
-        chance *= 1 - keep
-        excess = [max(a - b, 0.0) for a, b in zip(left, q, strict=True)]
-        left = [value / sum(excess) for value in excess]
-    yield from ((token, False, chance * share) for token, share in enumerate(left) if share > 0)
-
-
-@cache
-def round_outcomes(last: int, width: int, levels: int) -> dict[tuple[Tokens, int], float]:
-    """Of a round behind the token `last`: the law of (emitted tokens, drafts accepted), all children of every node that is
-    looked at being drawn beforehand.
-    """
-    if levels == 0:  # the tree is at its end: the target adds a token
-        return {((token,), 0): float(share) for token, share in enumerate(FOLLOWS[last]) if share > 0}
-    law: dict[tuple[Tokens, int], float] = defaultdict(float)
-    for children in itertools.product(range(3), repeat=width):
-        drawn = float(np.prod(GUESSES[last, list(children)]))
-        if drawn == 0:
-            continue
-        for token, kept, chance in verdicts(FOLLOWS[last].tolist(), children, GUESSES[last].tolist()):
-            if not kept:
-                law[(token,), 0] += drawn * chance
-                continue
-            for (tokens, accepted), share in round_outcomes(token, width, levels - 1).items():
-                law[(token, *tokens), accepted + 1] += drawn * chance * share
-    return dict(law)
-
-
-def decoded(length: int, width: int, gamma: int) -> dict[Tokens, np.ndarray]:
-    """For each text of this length: [its probability, and times that the expected rounds and accepted drafts by depth]."""
-    found: dict[Tokens, np.ndarray] = defaultdict(lambda: np.zeros(2 + gamma))
-
-    def write(text: Tokens, chance: float, counts: np.ndarray) -> None:
-        if len(text) == length:
-            found[text] += chance * np.concatenate([[1.0], counts])
-            return
-        for (tokens, accepted), share in round_outcomes(text[-1], width, gamma).items():
-            inside = min(accepted, length - len(text))  # drafts beyond the end are not counted
-            more = np.concatenate([[1], np.arange(1, gamma + 1) <= inside])
-            write((*text, *tokens)[:length], chance * share, counts + more)
-
-    for first, share in enumerate(FOLLOWS[-1]):
-        write((first,), float(share), np.zeros(1 + gamma))
-    return found
-
-
-@pytest.mark.parametrize(("width", "gamma"), [(1, 2), (2, 2), *slow([(2, 1), (3, 2), (2, 3)])])
-def test_rounds_of_a_tree_of_draws_are_those_of_every_way_to_decode(width: int, gamma: int) -> None:
-    """Full trees of i.i.d. children, each node's tried in turn: texts follow the target, and given each text the expected
-    rounds and accepted drafts are those of a chain that accepts with the sum of a^(r) over the children.
-    """
-    length = 5
-    for tokens, (chance, *weighted) in decoded(length, width, gamma).items():
-        before = [-1, *tokens[:-1]]
-        p, q = FOLLOWS[before], GUESSES[before]
-        assert chance == pytest.approx(np.prod(p[np.arange(length), tokens]), abs=1e-12)
-        law = MultiDraft.of(p, q, width)
-        columns = {
-            "token": list(tokens),
-            f"accept_multi_draft_{width}": law.total.tolist(),
-            f"emitted_multi_draft_{width}": law.emitted(np.array(tokens)).sum(1).tolist(),
-        }
-        (row,) = totals(*text(columns), rules=[f"multi_draft_{width}"], gammas=[gamma])
-        expected = np.array(weighted) / chance
-        assert row[f"rounds_{gamma}"] == pytest.approx(expected[0], abs=1e-10)
-        assert row[f"accepted_depths_{gamma}"] == pytest.approx(expected[1:], abs=1e-10)
-        assert row[f"drafted_{gamma}"] == pytest.approx(gamma * expected[0], abs=1e-10)
-
-
 # What has rounds on which text, said once more.
 POLICIES = {
     "strict": {"greedy"},
     "lossless": {"sampled"},
     "one_hot": {"sampled"},
     "tree_2": {"greedy", "sampled"},
-    "multi_draft_2": {"sampled"},
 }
 TEXTS = {
     "greedy": (None, True),
@@ -398,15 +284,12 @@ def test_a_mixed_shard_counts_what_belongs_to_each_policy() -> None:
     assert [row["accepted"] for row in rows] == [3.0, 2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("flavour", ["engine", "llamacpp", "hf"])
-def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shards(flavour: Any, tmp_path: Path) -> None:
+def test_totals_are_the_same_to_the_bit_however_documents_are_divided_into_shards(tmp_path: Path) -> None:
     """Many texts of one to three tokens are accepted or rejected for certain: alone their rounds are expectations, too."""
     texts = Domain(documents=64, shortest=1, longest=3, temperature=1.0, continuation="sampled", alpha=0.8)
-    run = write_run(
-        tmp_path / "run", Recipe(domains={"s": texts}, rules=(*LOGGED_RULES, "multi_draft_2"), shard_documents=64)
-    )
+    run = write_run(tmp_path / "run", Recipe(domains={"s": texts}, rules=LOGGED_RULES, shard_documents=64))
     positions, documents = run.positions("small", 0), run.continuations(0)
-    request = TotalsRequest(run.rules, [1, 2], flavour)
+    request = TotalsRequest(run.rules, [1, 2])
 
     def by_document(parts: list[tuple[pa.Table, pa.Table]]) -> pa.Table:
         return table_of([counts(*part, (FACTS, DRAFT), request) for part in parts], totals_columns(request.gammas))
@@ -426,8 +309,6 @@ FOUND = {
     "draft_rank_of_token": [None] * 5,
     "draft_token_prob": pa.nulls(5, pa.float32()),
     "overlap": pa.nulls(5, pa.float32()),
-    "accept_multi_draft_2": [None, 0.8, None, 0.1, 0.6],
-    "emitted_multi_draft_2": pa.nulls(5, pa.float32()),
     "proposed": [0, 3, 0, 1, 2],
     "accepted_run": [None, 2, None, 0, 1],
 }
@@ -439,7 +320,6 @@ FOUND = {
         ("strict", None, 2.0),
         ("one_hot", 0.7, 1.5),
         ("lossless", 0.7, 1.5),
-        ("multi_draft_2", 0.7, 1.5),
         ("tree_4", None, 2.0),
         ("tree_4", 0.7, 2.0),
     ],
@@ -467,26 +347,14 @@ THROUGH_EOS = FOUND | {
     "draft_top": [None, 2, None, 0, 0],
     "proposed": [0, 3, 0, 2, 3],
     "accepted_run": [None, 1, None, 0, 1],
-    "proposed_before_eos": [None, 1, None, 0, 0],
     "draft_rank_of_token": pa.nulls(5, pa.int32()),
 }
 
 
-@each(
-    ("flavour", "expected"),
-    [
-        # [2, 3], [4], [0]: of three drafts one is right, of two none, of three the EOS.
-        ("engine", {"proposals": 3, "emitted": 2.0, "drafted_depths_2": [3.0, 3.0], "accepted_depths_2": [2.0, 0.0]}),
-        # The same rounds; with two tokens left at 3 it drafts one, and at the last token none.
-        ("llamacpp", {"proposals": 3, "emitted": 2.0, "drafted_depths_2": [2.0, 1.0], "accepted_depths_2": [1.0, 0.0]}),
-        # [1], [2, 3], [4], [0]: one draft in all, the one before the EOS.
-        ("hf", {"proposals": 1, "emitted": 1.0, "drafted_depths_2": [1.0, 0.0], "accepted_depths_2": [1.0, 0.0]}),
-    ],
-)
-def test_proposals_of_prompt_lookup_go_through_an_eos_or_end_before_it_as_the_flavour_says(
-    flavour: Flavour, expected: dict[str, Any]
-) -> None:
-    row = row_of("strict", THROUGH_EOS, LOOKUP, flavour, temperature=None)
+def test_proposals_of_prompt_lookup_go_through_an_eos() -> None:
+    """[2, 3], [4], [0]: of three drafts one is right, of two none, of three the EOS."""
+    row = row_of("strict", THROUGH_EOS, LOOKUP, temperature=None)
+    expected = {"proposals": 3, "emitted": 2.0, "drafted_depths_2": [3.0, 3.0], "accepted_depths_2": [2.0, 0.0]}
     assert {name: row[name] for name in expected} == expected
 
 
@@ -504,8 +372,8 @@ STORED = Recipe(
 )
 
 
-def asked(run: Run, rules: Sequence[str], flavour: Any = "engine") -> TotalsRequest:
-    return TotalsRequest(list(rules), run.gammas, flavour)
+def asked(run: Run, rules: Sequence[str]) -> TotalsRequest:
+    return TotalsRequest(list(rules), run.gammas)
 
 
 def sorted_rows(table: pa.Table, rules: Sequence[str]) -> list[dict]:
@@ -526,32 +394,13 @@ def poison(run: Run, draft: str) -> Run:
 
 @pytest.mark.parametrize("draft", ["small", "lookup"])
 def test_rules_that_are_not_stored_are_computed_from_the_log_and_not_written(tmp_path: Path, draft: str) -> None:
-    run = write_run(tmp_path / "few", dataclasses.replace(STORED, rules=["strict", *LOGGED]))
+    run = write_run(tmp_path / "few", dataclasses.replace(STORED, rules=["strict"]))
     whole = write_run(tmp_path / "all", dataclasses.replace(STORED, rules=ALL_RULES))
     before = contents(run)
     found = read_totals(run, draft, asked(run, ALL_RULES))
     assert contents(run) == before
     assert sorted_rows(found, ALL_RULES) == sorted_rows(read_totals(whole, draft, asked(whole, ALL_RULES)), ALL_RULES)
     assert len(found) == len(ALL_RULES) * 12
-
-
-@pytest.mark.parametrize("flavour", ["engine", "hf"])
-@pytest.mark.parametrize("draft", ["small", "lookup"])
-def test_of_rules_that_need_whole_distributions_a_log_tells_those_that_it_was_written_with(
-    tmp_path: Path, draft: str, flavour: Any
-) -> None:
-    """Stored or computed from the log alike; of others, what to do is said, and nothing is written."""
-    run = write_run(tmp_path / "run", dataclasses.replace(STORED, rules=["strict", "multi_draft_2"]))
-    expected = sorted_rows(read_totals(run, draft, asked(run, ["multi_draft_2"], flavour)), ["multi_draft_2"])
-    partial = interrupted(run, tmp_path / "partial")
-    assert sorted_rows(read_totals(partial, draft, asked(run, ["multi_draft_2"], flavour)), ["multi_draft_2"]) == expected
-    before = contents(run)
-    with pytest.raises(
-        OptionInvalid, match=r"run is not enough for multi_draft_1, multi_draft_3, which needs whole"
-    ) as caught:
-        read_totals(run, draft, asked(run, ["multi_draft_1", "strict", "multi_draft_2", "multi_draft_3"], flavour))
-    assert "--reuse-continuations" in caught.value.hint
-    assert contents(run) == before
 
 
 def test_stored_totals_are_what_is_read(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def _report_inputs(side: RunDraft, to: str, rule: str | None, gamma: int | None)
     if (drafting := run.manifest.drafting) != CHAIN:
         problem = f"{run.path} was served with {drafting} drafting, but {to} needs rates by depth"
         raise OptionInvalid(problem, "import requests with chain drafting: --speculative-eagle-topk 1")
-    inputs = answered_p_min(ReportInputs.of(run, "engine", run.manifest.profile.deciding(side.draft, rule, gamma)))
+    inputs = answered_p_min(ReportInputs.of(run, run.manifest.profile.deciding(side.draft, rule, gamma)))
     for bound in map(parse_rule, inputs.deciding):
         if bound.rule.lossy or not bound.rule.timed:
             hint = "export strict, one_hot, lossless or block; for lossy rules use validate --rule, for trees use trees"

@@ -89,14 +89,10 @@ class Speculation:
 
 
 def require_decodable(rule: BoundRule, policy: str) -> None:
-    """Raise `RuleNotDecodable` for rules of trees, for those that need whole distributions, and where the rule does not
-    belong to text of this policy.
-    """
+    """Raise `RuleNotDecodable` for rules of trees, and where the rule does not belong to text of this policy."""
     problem = ""
     if not rule.rule.timed:
         problem = "drafts trees, and only chains of tokens can be decoded here"
-    elif rule.rule.logged:
-        problem = "needs full distributions, and decoding with it is not implemented"
     elif policy not in rule.rule.policies:
         problem = f"applies to {' or '.join(rule.rule.policies)} text, but this is {policy}"
     if problem:

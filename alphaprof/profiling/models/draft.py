@@ -68,5 +68,5 @@ class Draft(Protocol):
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
         """Return columns [positions] of what it proposes at every position of a text that begins with `prompt` tokens of
         prompt, that logits do not give: `proposed`; without a distribution `draft_top`, and `accepted_run` if the round's
-        start matters; `proposed_before_eos` if transformers ends its proposals before an EOS.
+        start matters.
         """

@@ -76,26 +76,24 @@ class PromptLookup:
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
         """Of the proposal at every position the first token (-1: no match), how many tokens it has, at most PROPOSED_LIMIT,
-        how many of them are what the text goes on with, and how many stand before the first EOS among them. A proposal that
-        ends there is the beginning of the whole one, so that the smaller of the last two are accepted of it.
+        and how many of them are what the text goes on with.
         """
         tokens, index = ids.tolist(), Index(self.max_ngram)
         places = [index.add(tokens, end) for end in range(1, len(tokens))]
         fields = [
-            (-1, 0, 0, 0) if place is None else self._at(tokens, place, end)
+            (-1, 0, 0) if place is None else self._at(tokens, place, end)
             for end, place in enumerate(places[prompt - 1 :], start=prompt)
         ]
-        names = ("draft_top", "proposed", "accepted_run", "proposed_before_eos")
-        return dict(zip(names, np.array(fields, dtype=np.int64).reshape(-1, 4).T, strict=True))
+        names = ("draft_top", "proposed", "accepted_run")
+        return dict(zip(names, np.array(fields, dtype=np.int64).reshape(-1, 3).T, strict=True))
 
-    def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int, int]:
+    def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int]:
         """Return values of `columns` for the proposal from `place` on when the text so far ends at `end`."""
         proposal = self.proposal(tokens, place, end)
         actual = tokens[end : end + len(proposal)]
         pairs = enumerate(zip(proposal, actual, strict=False))
         accepted = next((number for number, (left, right) in pairs if left != right), len(actual))
-        before_eos = next((number for number, token in enumerate(proposal) if token in self.eos), len(proposal))
-        return proposal[0], len(proposal), accepted, before_eos
+        return proposal[0], len(proposal), accepted
 
     def proposal(self, tokens: list[int], place: int, end: int) -> list[int]:
         """Return the tokens from `place` on, up to where the text so far ends, at `end`; one at least."""

@@ -232,7 +232,6 @@ def _manifest(loaded: Loaded) -> Manifest:
         drafts={draft.name: draft.facts() for draft in loaded.drafts},
         tokenizer=tokenizer_fingerprint(loaded.tokenizer),
         environment=_environment(loaded.target.device, loaded.options),
-        emitted=rules.emitted,
         certified=rules.certified,
     )
 

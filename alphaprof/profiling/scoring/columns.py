@@ -14,12 +14,9 @@ DRAFT = (
     *("draft_top", "draft_top_prob", "draft_margin", "draft_entropy", "draft_token_prob"),
     *PROPOSAL,
     "draft_rank_of_token",
-    *("overlap", "kl_target_draft", "kl_draft_target", "js"),
+    *("overlap", "kl_target_draft", "kl_draft_target"),
 )
 IDS = {"target_top", "draft_top", "target_rank_of_draft_top", "draft_rank_of_token"}  # the others are float32
-# Columns of the plain softmaxes, and what they are called where logits are processed.
-RAW_TARGET = {"raw_target_margin": "target_margin", "raw_target_entropy": "target_entropy"}
-RAW_DRAFT = {"raw_kl_target_draft": "kl_target_draft"}
 
 
 def record(names: Sequence[str]) -> np.dtype[Any]:

@@ -26,7 +26,6 @@ LN_2, LOG2_E = F(math.log(2)), F(1 / math.log(2))
 ZERO, HALF, ONE, NOTHING = F(0), F(0.5), F(1), F(-np.inf)  # a float64 anywhere would make loops half as fast
 # What is known of one distribution: first index of the maximum, its probability, ..., sum of weights, maximum.
 OF_ONE = TOP, TOP_PROB, SECOND_PROB, MARGIN, ENTROPY, TOTAL, LARGEST = tuple(range(7))
-SQRT_HALF_BITS = 0x3F3504F3
 
 
 def _polynomial(function: Any, low: float, high: float, degree: int) -> tuple[np.float32, ...]:
@@ -35,7 +34,6 @@ def _polynomial(function: Any, low: float, high: float, degree: int) -> tuple[np
 
 
 EXP = _polynomial(np.exp, -math.log(2) / 2, math.log(2) / 2, 5)  # within 1e-7 of itself
-LOG = _polynomial(np.log1p, math.sqrt(0.5) - 1, math.sqrt(2) - 1, 6)  # within 1e-7
 
 
 @inlined
@@ -48,18 +46,6 @@ def exp32(x: Any) -> Any:
     for coefficient in EXP[1:]:
         y = y * r + coefficient
     return y * float_of(np.int32((n + 127) << 23))
-
-
-@inlined
-def log32(x: Any) -> Any:
-    """log(x) of a normal x > 0 within 2e-7 or 1e-7 of itself; of 0 some finite number."""
-    bits = bits_of(x)
-    n = np.int32(bits - SQRT_HALF_BITS) >> 23
-    r = float_of(np.int32(bits - (n << 23))) - ONE
-    y = LOG[0]
-    for coefficient in LOG[1:]:
-        y = y * r + coefficient
-    return F(n) * LN_2 + y
 
 
 @vectorised
@@ -145,30 +131,26 @@ def _softmax(z: Array, top: Any, least: Any, weights: Array) -> tuple[float, flo
 
 @vectorised
 def _meet(zp: Array, wp: Array, top_p: Any, share_p: Any, zq: Array, wq: Array, top_q: Any, share_q: Any) -> Any:
-    """Return sums over ids that both have: min(p, q), p and q times how far logits are apart, and -m log m, m half of p + q.
-    `share_p` is 1 / total of the row. Of equal rows both divergences are exactly 0: a budget may depend on it.
+    """Return sums over ids that both have: min(p, q), p and q times how far logits are apart. `share_p` is 1 / total of the
+    row. Of equal rows both divergences are exactly 0: a budget may depend on it.
     """
-    overlap, p_apart, q_apart, mixed = ZERO, ZERO, ZERO, ZERO
+    overlap, p_apart, q_apart = ZERO, ZERO, ZERO
     for i in range(len(zp)):
         p, q = wp[i] * share_p, wq[i] * share_q
         overlap += p if p < q else q
         apart = (zp[i] - top_p) - (zq[i] - top_q)
         p_apart += p * apart
         q_apart += q * apart
-        mixture = HALF * (p + q)
-        mixed -= mixture * log32(mixture)
-    return overlap, p_apart, q_apart, mixed
+    return overlap, p_apart, q_apart
 
 
 @vectorised
-def _lone(w: Array, inverse: Any) -> tuple[Any, Any]:
-    """Return probability of ids that the other side lacks, and their part of -m log m."""
-    outside, mixed = ZERO, ZERO
+def _lone(w: Array, inverse: Any) -> Any:
+    """Return probability of ids that the other side lacks."""
+    outside = ZERO
     for i in range(len(w)):
-        probability = w[i] * inverse
-        outside += probability
-        mixed -= HALF * probability * log32(HALF * probability)
-    return outside, mixed
+        outside += w[i] * inverse
+    return outside
 
 
 @vectorised
@@ -217,26 +199,23 @@ def _pair(p: Any, q: Any, out: Any) -> None:
     zq, wq, least_q, of_q = q
     shared = min(len(zp), len(zq))
     top_p, top_q, share_p, share_q = F(of_p[LARGEST]), F(of_q[LARGEST]), F(1 / of_p[TOTAL]), F(1 / of_q[TOTAL])
-    overlap, p_apart, q_apart, mixed = 0.0, 0.0, 0.0, 0.0
+    overlap, p_apart, q_apart = 0.0, 0.0, 0.0
     p_outside, q_outside = 0.0, 0.0
     for start in range(0, shared, BLOCK):
         part = slice(start, min(shared, start + BLOCK))
         sums = _meet(zp[part], wp[part], top_p, share_p, zq[part], wq[part], top_q, share_q)
-        overlap, p_apart, q_apart, mixed = overlap + sums[0], p_apart + sums[1], q_apart + sums[2], mixed + sums[3]
+        overlap, p_apart, q_apart = overlap + sums[0], p_apart + sums[1], q_apart + sums[2]
         if least_q > -np.inf:
             p_outside += _cut_off(wp[part], zq[part], least_q)
         if least_p > -np.inf:
             q_outside += _cut_off(wq[part], zp[part], least_p)
     for start in range(shared, len(zp), BLOCK):
-        outside, own = _lone(wp[start : start + BLOCK], share_p)
-        p_outside, mixed = p_outside + outside, mixed + own
+        p_outside += _lone(wp[start : start + BLOCK], share_p)
     for start in range(shared, len(zq), BLOCK):
-        outside, own = _lone(wq[start : start + BLOCK], share_q)
-        q_outside, mixed = q_outside + outside, mixed + own
+        q_outside += _lone(wq[start : start + BLOCK], share_q)
     out.overlap = min(1.0, overlap)
     out.kl_target_draft = np.inf if p_outside > 0 else max(0.0, p_apart + math.log(of_q[TOTAL] / of_p[TOTAL]))
     out.kl_draft_target = np.inf if q_outside > 0 else max(0.0, math.log(of_p[TOTAL] / of_q[TOTAL]) - q_apart)
-    out.js = min(max(0.0, mixed - (of_p[ENTROPY] + of_q[ENTROPY]) / 2), LN_2)
 
 
 @vectorised

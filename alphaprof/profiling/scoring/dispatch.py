@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ import torch
 
 from alphaprof.profiling.models.hub import first_line
 from alphaprof.profiling.models.load import is_out_of_memory
-from alphaprof.profiling.models.processing import PLAIN, Processing
+from alphaprof.profiling.models.processing import Processing
 from alphaprof.profiling.scoring import statistics
-from alphaprof.profiling.scoring.columns import IDS, RAW_DRAFT, RAW_TARGET
+from alphaprof.profiling.scoring.columns import IDS
 from alphaprof.profiling.scoring.statistics import Columns, ProcessedLogits, processed_logits
 
 
@@ -30,19 +29,12 @@ def measured(
     proposals: Sequence[torch.Tensor],
     reduced: Sequence[bool] | None = None,
 ) -> list[Columns]:
-    """`statistics.columns` of the logits [n, V] of a target and its drafts, processed with `settings` each, and those of
-    their plain softmaxes: truncation makes margins and KL degenerate. `reduced`: which of them lack ids
-    (None: none does).
+    """`statistics.columns` of the logits [n, V] of a target and its drafts, processed with `settings` each. `reduced`: which
+    of them lack ids (None: none does).
     """
     reduced = reduced or [False] * len(logits)
     target, *drafts = (processed_logits(*side) for side in zip(logits, settings, reduced, strict=True))
-    by_model = plain = columns(target, drafts, token, proposals)
-    if any(chosen != PLAIN for chosen in settings):
-        target, *drafts = (processed_logits(*side) for side in zip(logits, repeat(PLAIN), reduced, strict=False))
-        plain = columns(target, drafts, token, ())
-    for place, raw in enumerate(plain[: len(logits)]):
-        by_model[place] |= {name: raw[of] for name, of in (RAW_DRAFT if place else RAW_TARGET).items()}
-    return by_model
+    return columns(target, drafts, token, proposals)
 
 
 def columns(

@@ -22,7 +22,7 @@ LEAST_EXPONENT = tl.constexpr(-103.97208)  # log(2^-150): below it, exp is 0 in 
 FLOATS, INTEGERS = tl.constexpr(8), tl.constexpr(2)
 TOTAL, LARGEST, PROB = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TOP_PROB, SECOND_PROB, MARGIN, ENTROPY = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
-OVERLAP, FORWARD, BACKWARD, JS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
+OVERLAP, FORWARD, BACKWARD = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 RANK, TOP = tl.constexpr(0), tl.constexpr(1)
 
 
@@ -52,14 +52,13 @@ class _Softmax(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """What lanes hold of p and q: the sums of min(p, q), p log(p / q), q log(q / p) and twice the JS; whether an id has p
-    and no q (bit 0) or q and no p (bit 1); how many come before the chosen id.
+    """What lanes hold of p and q: the sums of min(p, q), p log(p / q) and q log(q / p); whether an id has p and no q (bit 0)
+    or q and no p (bit 1); how many come before the chosen id.
     """
 
     overlap: Any
     forward: Any
     backward: Any
-    js: Any
     apart: Any
     ahead: Any
 
@@ -189,16 +188,6 @@ def one_side(rows, chosen, found, BLOCK: tl.constexpr, ranked: tl.constexpr):  #
 
 
 @triton.jit
-def _uncertainty(r):
-    """(1 + r) log(2 / (1 + r)) for 0 <= r <= 1 within 1e-7: Chebyshev interpolation of degree 7. A logarithm of the device's
-    library has branches, and would double the instructions of the loop.
-    """
-    found = ((0.00239108898 * r - 0.0133355084) * r + 0.0372813432) * r - 0.0782546511
-    found = ((found * r + 0.165490738) * r - 0.499860957) * r - 0.306859255
-    return found * r + 0.693147231
-
-
-@triton.jit
 def _logs(row, values, kept):
     """Log probabilities of scaled logits, and for which of them the weight is not 0."""
     shifted = values - row.largest
@@ -207,11 +196,7 @@ def _logs(row, values, kept):
 
 @triton.jit
 def _compared(state, target, draft, ids, whole: tl.constexpr):
-    """The state with one more id in each lane.
-
-    2 JS sums p log(p / m) + q log(q / m) with m = (p + q) / 2; with the larger of p and q and r = smaller / larger, that is
-    larger * ((1 + r) log(2 / (1 + r)) + r log r): no difference of large numbers.
-    """
+    """The state with one more id in each lane."""
     values, kept = _values(target.rows, target.number, ids, whole)
     theirs, also = _values(draft.rows, draft.number, ids, whole)
     log_p, has_p = _logs(target, values, kept)
@@ -220,15 +205,12 @@ def _compared(state, target, draft, ids, whole: tl.constexpr):
     if (not whole) or (target.rows.least is not None) or (draft.rows.least is not None):
         apart = apart | tl.where(has_p & (also == 0), 1, 0) | tl.where(has_q & (kept == 0), 2, 0)
     over = log_q - log_p
-    away = tl.abs(over)
-    r = tl.exp(-away)
     larger = tl.exp(tl.maximum(log_p, log_q))
-    smaller = larger * r
+    smaller = larger * tl.exp(-tl.abs(over))
     return _Pair(
         state.overlap + smaller,
         state.forward - tl.where(over > 0, smaller, larger) * over,
         state.backward + tl.where(over > 0, larger, smaller) * over,
-        state.js + larger * (_uncertainty(r) - r * away),
         apart,
         state.ahead + _ahead(target, values, ids),
     )
@@ -251,7 +233,7 @@ def two_sides(target, draft, found, BLOCK: tl.constexpr):  # noqa: N803
     largest, total = _weights(draft, number)
     theirs = _Row(draft.rows, number, largest, total, chosen, 0.0)
     nothing, none = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
-    state = _Pair(nothing, nothing, nothing, nothing, none, none)
+    state = _Pair(nothing, nothing, nothing, none, none)
     whole = tl.minimum(target.rows.width, draft.rows.width) // BLOCK * BLOCK
     for start in range(0, whole, BLOCK):
         state = _compared(state, ours, theirs, start + lanes, True)
@@ -261,7 +243,6 @@ def two_sides(target, draft, found, BLOCK: tl.constexpr):  # noqa: N803
     tl.store(floats + OVERLAP, tl.minimum(tl.sum(state.overlap, 0), 1.0))
     tl.store(floats + FORWARD, _kl(tl.sum(state.forward, 0), tl.max(state.apart & 1, 0)))
     tl.store(floats + BACKWARD, _kl(tl.sum(state.backward, 0), tl.max(state.apart & 2, 0)))
-    tl.store(floats + JS, tl.minimum(tl.maximum(tl.sum(state.js, 0) / 2, 0.0), 0.6931472))
     _store_chosen(found, ours, state.ahead)
 
 

@@ -4,7 +4,7 @@ A target's row is read once, and once more for each draft and lookup; a draft's 
 fewer rows than multiprocessors (132 on an H100) some of them have nothing to do. Nothing here waits for the device.
 
 The largest probabilities (certificates) stay with `torch.topk`: a running top 64 would sort every block of a row inside the
-kernels' loops. Columns of several draws need the whole row again after each draw, and stay in `statistics` too.
+kernels' loops.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ PAIR = {
     "overlap": kernels.OVERLAP,
     "kl_target_draft": kernels.FORWARD,
     "kl_draft_target": kernels.BACKWARD,
-    "js": kernels.JS,
 }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,6 @@ from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.statistics import (
     Columns,
-    laws,
     probabilities,
     processed_logits,
     rank_of,
@@ -40,12 +39,11 @@ TOP = 64  # target probabilities that thresholds look at: enough for every rule 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a scoring pass measures on request. `certified`: rules whose thresholds are wanted; `logged`: rules that need
-    whole distributions; `drawn`: ids of rules that draw drafts from q and need no whole distribution.
+    """What a scoring pass measures on request. `certified`: rules whose thresholds are wanted; `drawn`: ids of rules that
+    draw drafts from q.
     """
 
     certified: tuple[BoundRule, ...] = ()
-    logged: tuple[BoundRule, ...] = ()
     drawn: tuple[str, ...] = ()
 
     @classmethod
@@ -54,25 +52,11 @@ class Extras:
         rules = tuple(rules)
         bound = rules_of(rules)
         certified = tuple(rule for rule in bound if certificates and rule.name in ACCEPTED)
-        logged = tuple(rule for rule in bound if rule.rule.logged)
-        return cls(certified, logged, drawn=LogRules(rules).drawn)
+        return cls(certified, LogRules(rules).drawn)
 
     def log_rules(self, rules: Iterable[str]) -> LogRules:
         """Return what a log with these extras holds of which rules."""
-        emitted = tuple(rule.id for rule in self.logged if not rule.rule.lossy)
-        return LogRules(tuple(rules), emitted, tuple(rule.id for rule in self.certified))
-
-    def measured(self, p: Any, q: Any, token: Any) -> dict[str, Any]:
-        """Return columns [n] of the rules that need whole distributions: p and q, tensors [n, V], and the emitted tokens
-        [n].
-        """
-        columns = {}
-        for rule in self.logged:
-            measure = cast(Callable[..., tuple[Any, Any]], rule.rule.measure)  # `logged` says that it is there
-            columns[f"accept_{rule.id}"], emitted = measure(p, q, token, **rule.arguments)
-            if not rule.rule.lossy:
-                columns[f"emitted_{rule.id}"] = emitted
-        return columns
+        return LogRules(tuple(rules), tuple(rule.id for rule in self.certified))
 
     def thresholds(self, top: np.ndarray[Any, Any], entropy: np.ndarray[Any, Any], vocabulary: int) -> Arrays:
         """Return columns [positions] from the target's TOP probabilities [positions, TOP], largest first, and its
@@ -280,21 +264,7 @@ class Scorer:
         columns = measured(shared, chosen, token, proposals, reduced)
         if self.extras.certified:
             columns[0]["top_probs"] = top_probs(processed_logits(shared[0], settings), columns[0], TOP)
-        if self.extras.logged:
-            for place in range(1, len(shared)):
-                columns[place] |= self._whole(shared[0], shared[place], reduced[place], token, settings)
         return columns
-
-    def _whole(
-        self, target: torch.Tensor, draft: torch.Tensor, reduced: bool, token: torch.Tensor, settings: Processing
-    ) -> Columns:
-        """Return columns of the rules that need whole distributions, a few rows at a time."""
-        pieces, theirs = [], settings.for_draft(self.draft_processing)
-        for start in range(0, len(token), self.statistics_rows):
-            rows = slice(start, start + self.statistics_rows)
-            p, q = laws(processed_logits(target[rows], settings), processed_logits(draft[rows], theirs, reduced))
-            pieces.append(self.extras.measured(p, q, token[rows]))
-        return joined(pieces)
 
     def _by_draft(
         self, columns: Sequence[Arrays], proposals: Sequence[Arrays], batch: Sequence[Continuation], layout: Layout
@@ -331,7 +301,7 @@ class Scorer:
             for column in {f"{each}_{depth}" for each in ("agrees", "draft_rank_of_token", *drawn)} & columns.keys():
                 by_depth[column] = np.where(drafted, columns[column], columns[column].dtype.type(-1))
         run = runs_by_depth(np.stack(agrees, 1), proposed, stop - lengths, stop)
-        return by_depth | {"accepted_run": run, "proposed_before_eos": np.full(len(place), -1)}
+        return by_depth | {"accepted_run": run}
 
 
 def _joined_columns(draft: Draft, batch: Sequence[Continuation]) -> Arrays:
@@ -407,8 +377,7 @@ def position_table(
     lacking = {DISTRIBUTION: not has_distribution, STARTS: not starts_matter, PHASES: thinking is None}
     absent = {column.name for column in rules.columns if lacking.get(column.needs or "")}
     bound = rules_of(list(rules.accepted))
-    worked_out = {f"accept_{rule.id}" for rule in bound if not (rule.rule.logged and has_distribution)}
-    columns = data | dict.fromkeys([*absent, *worked_out], np.full(sum(lengths), np.nan))
+    columns = data | dict.fromkeys(absent, np.full(sum(lengths), np.nan))
     columns["greedy"] = np.repeat([item.document.greedy for item in continuations], lengths)
     data |= {f"accept_{rule.id}": rule.accept(columns) for rule in bound}
     without_proposal = data["proposed"] == 0

@@ -129,11 +129,6 @@ def softmax(given: ProcessedLogits) -> Distribution:
     return Distribution(scaled, shifted, kept, weights, total, top, second.clamp_(min=0.0), entropy.clamp_(min=0.0))
 
 
-def laws(target: ProcessedLogits, draft: ProcessedLogits) -> tuple[torch.Tensor, torch.Tensor]:
-    """P and q, probabilities [n, V] of two models in float32; the narrower one has 0 for the ids that it lacks."""
-    return _aligned(probabilities(target), probabilities(draft))
-
-
 def probabilities(given: ProcessedLogits) -> torch.Tensor:
     """Return the probabilities [n, V] of `softmax` in float32, without the rest of it."""
     scaled = divided(given.logits, given.temperature)
@@ -204,7 +199,7 @@ def draft_columns(target: Distribution, draft: Distribution, token: torch.Tensor
 
 
 def divergences(target: Distribution, draft: Distribution) -> Columns:
-    """Overlap, KL in both directions and Jensen-Shannon of p (target) and q (draft), each [n].
+    """Overlap and KL in both directions of p (target) and q (draft), each [n].
 
     KL(p || q) = log(total_q) - <w_p, z_q> / total_p - H(p); ids that only one side has count as probability 0 on the
     other, which makes that KL infinite if they carry weight. Rounding below 0 is cut off.
@@ -213,12 +208,10 @@ def divergences(target: Distribution, draft: Distribution) -> Columns:
     p = p / target.total[:, None]
     q = q / draft.total[:, None]
     kl_pq, kl_qp = _kl(target, draft), _kl(draft, target)
-    js = torch.special.entr((p + q) / 2).sum(1) - (target.entropy + draft.entropy) / 2
     return {
         "overlap": torch.minimum(p, q).sum(1).clamp_(max=1.0),
         "kl_target_draft": kl_pq.clamp_(min=0.0),
         "kl_draft_target": kl_qp.clamp_(min=0.0),
-        "js": js.clamp_(min=0.0, max=0.6931472),
     }
 
 

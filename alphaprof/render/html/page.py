@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 Part = tuple[str, str, Sequence[Block]]  # a section's name, its title if it has a heading, and its blocks
-ROUNDS = {"engine": "engines run them", "llamacpp": "llama.cpp runs them", "hf": "Hugging Face runs them"}
 # What the glossary calls the headings of tables.
 TERMS = {
     "alpha": "alpha",
@@ -79,7 +78,7 @@ def render_html(report: Report) -> str:
     from alphaprof.render.html.figures import Style
 
     parts: list[Part] = [(section.name, section.title, list(section.blocks(report))) for section in SECTIONS]
-    run = f"Run {report.run.path}, begun {report.run.created}. Rounds as {ROUNDS[report.replay]}."
+    run = f"Run {report.run.path}, begun {report.run.created}. Rounds as engines run them."
     parts.insert(-1, ("run", "what was run", [run]))  # before the legend
     return _page(
         parts,

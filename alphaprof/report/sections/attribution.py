@@ -22,11 +22,10 @@ from alphaprof.report.model import Result
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, pooled_share
 from alphaprof.theory.certificates import strict_thresholds
-from alphaprof.totals.count import SHAPED, Shape, TotalsRequest, columns_of, proposed_in
+from alphaprof.totals.count import SHAPED, Shape, TotalsRequest, columns_of
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import LogPart, columns_at
 from alphaprof.totals.lookup import first_proposals, joined_texts
-from alphaprof.totals.replay import Flavour
 
 Array = np.ndarray[Any, Any]
 WIDTH = 4  # of the tree that a cause speaks of
@@ -98,9 +97,7 @@ class ResultOnText:
     text: TextGroup
 
 
-def attribution(
-    part: LogPart, judged: Sequence[ResultOnText], flavour: Flavour, confidence: float
-) -> tuple[Attribution, ...]:
+def attribution(part: LogPart, judged: Sequence[ResultOnText], confidence: float) -> tuple[Attribution, ...]:
     """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text if it is theirs.
     Returns nothing without a position log. `judged`: results in the order of their drafts and rules.
     """
@@ -116,7 +113,7 @@ def attribution(
     drafts = part.run.manifest.drafts
     return tuple(
         _attribution(item, lost, drafts[item.result.draft], confidence)
-        for items, lost in zip(groups.values(), _all_losses(part.run, rules, flavour), strict=True)
+        for items, lost in zip(groups.values(), _all_losses(part.run, rules), strict=True)
         for item in items
     )
 
@@ -183,13 +180,13 @@ class Losses:
     top: Array
 
 
-def _all_losses(run: Run, jobs: Sequence[tuple[str, BoundRule]], flavour: Flavour) -> list[Losses]:
+def _all_losses(run: Run, jobs: Sequence[tuple[str, BoundRule]]) -> list[Losses]:
     """Return what each of some drafts loses under a rule, [jobs], in one pass over the log."""
     parts: list[list[Losses]] = [[] for _ in jobs]
     for shard in run.shards:
         texts = ShardTexts.of(run, shard.index)
         for (draft, rule), shards in zip(jobs, parts, strict=True):
-            shards.append(_losses(run, draft, rule, texts, flavour))
+            shards.append(_losses(run, draft, rule, texts))
     columns = (zip(*(vars(shard).values() for shard in shards), strict=True) for shards in parts)
     return [Losses(*map(np.concatenate, each)) for each in columns]
 
@@ -217,13 +214,12 @@ class ShardTexts:
         return cls(index, shape, reach, first_proposals(tokens, start)[continued])
 
 
-def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts, flavour: Flavour) -> Losses:
+def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts) -> Losses:
     """Return the losses of one shard."""
     shape, facts = texts.shape, run.manifest.drafts[draft]
-    names = columns_of(TotalsRequest([rule.id], (), flavour), facts)
+    names = columns_of(TotalsRequest([rule.id], ()), facts)
     names += ["in_draft_vocabulary"] if facts.reduced_vocabulary else []
     columns = columns_at(run, draft, texts.index, names)  # nulls become -1, NaN or False
-    columns["proposed"] = proposed_in(flavour, columns)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
     ready = columns["proposed"] > 0
     beta = np.where(ready, rule.accept(columns), 0.0).astype(np.float64)

@@ -22,7 +22,7 @@ from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
 from alphaprof.totals.log_sample import LogPart
-from alphaprof.totals.replay import Flavour, RoundCounts, Rounds, Trace, listed_rounds
+from alphaprof.totals.replay import RoundCounts, Rounds, Trace, listed_rounds
 
 ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
 ALL = Mix(("",), None)
@@ -99,7 +99,7 @@ def context_notes(axes: Sequence[ContextAxis], draft: str | None) -> Iterator[di
 class ContextTokens:
     """All tokens of rounds, [tokens]: the independent `unit` and the document of each, its context, its distance from both
     ends of its text, whether the draft `proposed` there and the target `kept` it; `rounds` by γ: what its round drafted,
-    accepted and emitted, [3, tokens]. `stop`: as of `RoundCounts.of`.
+    accepted and emitted, [3, tokens]. `stops`: as of `RoundCounts.of`.
     """
 
     unit: Array
@@ -110,27 +110,27 @@ class ContextTokens:
     proposed: Array
     kept: Array
     rounds: dict[int, Array]
-    stop: Flavour | None
+    stops: bool
 
     @classmethod
     def read(cls, part: LogPart, draft: str, request: TotalsRequest) -> ContextTokens:
         """From the log of a draft, under the one rule of `request`."""
-        run, models, first, parts = part.run, (part.run.manifest.target, part.run.manifest.drafts[draft]), 0, []
-        columns = [*columns_of(request, models[1]), "phase"]
+        run, facts, first, parts = part.run, part.run.manifest.drafts[draft], 0, []
+        columns = [*columns_of(request, facts), "phase"]
         for shard in run.shards:
             texts = run.continuations(shard.index, [*SHAPED, "prompt_tokens"])
-            trace, kept, defined = factual_trace(run.positions(draft, shard.index, columns), texts, models, request)
+            trace, kept, defined = factual_trace(run.positions(draft, shard.index, columns), texts, facts, request)
             size = trace.stop - trace.start
             row, place = np.repeat(np.arange(len(size)), size), np.arange(len(kept))
             begun, left = place - trace.start[row], trace.stop[row] - place
-            at = np.flatnonzero(defined[row] & (begun >= (0 if request.flavour == "hf" else 1)))
+            at = np.flatnonzero(defined[row] & (begun >= 1))
             units, prompts = part.documents.units.codes[first + row], texts["prompt_tokens"].to_numpy()[row]
             arrays = {"unit": units, "document": first + row, "context": prompts + begun, "begun": begun, "left": left}
             arrays |= {"proposed": trace.proposed > 0, "kept": kept}
             own = some_documents(trace, defined)
-            rounds = {gamma: _of_each_token(own, gamma, request.flavour) for gamma in models[1].lengths(request.gammas)}
+            rounds = {gamma: _of_each_token(own, gamma) for gamma in facts.lengths(request.gammas)}
             chosen = {name: values[at] for name, values in arrays.items()}
-            parts.append(cls(**chosen, rounds=rounds, stop=request.stop(models[1])))
+            parts.append(cls(**chosen, rounds=rounds, stops=request.stops(facts)))
             first += len(size)
         return cls.joined(parts)
 
@@ -140,7 +140,7 @@ class ContextTokens:
         names = ("unit", "document", "context", "begun", "left", "proposed", "kept")
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         rounds = {gamma: np.concatenate([part.rounds[gamma] for part in parts], axis=1) for gamma in parts[0].rounds}
-        return cls(**arrays, rounds=rounds, stop=parts[0].stop)
+        return cls(**arrays, rounds=rounds, stops=parts[0].stops)
 
     def counts(self, gamma: int, chosen: Array) -> RoundCounts:
         """Return the shares of rounds that lie at some of the tokens, by document."""
@@ -156,7 +156,7 @@ class ContextTokens:
         tokens = np.bincount(row, minlength=size).astype(np.float64)
         each = np.bincount(row, share, size)
         rounds = Rounds(each, tokens, at_least(drafted), at_least(tested), at_least(accepted), np.zeros(size))
-        return RoundCounts.of(rounds, self.unit[chosen][first], self.stop)
+        return RoundCounts.of(rounds, self.unit[chosen][first], self.stops)
 
     def drift(self, gamma: int, confidence: float) -> Interval | None:
         """By what share a token takes more rounds with each doubling of the context, within documents; None: too few of them
@@ -179,9 +179,9 @@ class ContextTokens:
         return Interval(*((slope.value + side * half) / mean for side in (0, -1, 1)))
 
 
-def _of_each_token(trace: Trace, gamma: int, flavour: Flavour) -> Array:
+def _of_each_token(trace: Trace, gamma: int) -> Array:
     """Return what the round of every token drafted, accepted and emitted, [3, tokens]."""
-    found = listed_rounds(trace, gamma, flavour)
+    found = listed_rounds(trace, gamma)
     return np.repeat(np.stack([found.drafted, found.accepted, found.emitted]), found.emitted, axis=1)
 
 

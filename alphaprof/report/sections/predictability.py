@@ -116,15 +116,13 @@ class TargetLog:
 
 def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) -> tuple[Array, Array, Rounds]:
     """Return what is certain of any draft whose divergences are at most `epsilon`, from thresholds [positions]: sums over
-    positions of whether it is accepted and of the run from there, [documents], and the rounds (flavour `engine`) of nothing
-    else.
+    positions of whether it is accepted and of the run from there, [documents], and the rounds of nothing else.
     """
     stop = np.cumsum(lengths).astype(np.int64)
-    shape = Shape(np.arange(len(stop)), stop - lengths, stop, lengths, np.array([]), np.array([]))
+    shape = Shape(np.arange(len(stop)), stop - lengths, stop, np.array([]), np.array([]))
     certain = thresholds > epsilon
     run = run_lengths(certain, shape.start, shape.stop)
-    nowhere = np.zeros(len(run), dtype=bool)
-    trace = Trace(run, np.full(len(run), gamma), shape.start, shape.stop, lengths, nowhere)
+    trace = Trace(run, np.full(len(run), gamma), shape.start, shape.stop)
     return shape.sums(certain), shape.sums(run), replay(trace, gamma)
 
 
