@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,23 +11,20 @@ from alphaprof.errors import OptionInvalid, cut
 from alphaprof.log.manifest import Manifest
 from alphaprof.log.run import Run
 from alphaprof.log.schema import arrow_schema
-from alphaprof.log.storage import reading
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    import pyarrow.dataset as ds
 
     from alphaprof.report.build import Report
-
-AGAIN = "copy the run again, or profile again into a new directory"
 
 
 class OpenedRun:
     """A run directory, for reading. Tables are those of docs/columns.md, with complete shards only.
 
-    `columns` and `where` are pushed down: what they leave out is not read. `where`: conditions that all must hold, a list of
-    (column, operator, value) as in `pyarrow.parquet`: [("draft", "==", "small"), ("target_margin", "<", 0.1)].
+    A file is read whole, and compared with what was written; of drafts that `where` leaves out nothing is read. `where`:
+    conditions that all must hold, a list of (column, operator, value) as in `pyarrow.parquet`: [("draft", "==", "small"),
+    ("target_margin", "<", 0.1)].
 
     Raises errors of `alphaprof.errors` only: `OptionInvalid` for columns and conditions that a table does not have,
     `RunUnreadable` for missing or damaged files, `NoPositionLog` for an imported run, `ProfileInvalid` for a rule that does
@@ -63,7 +60,8 @@ class OpenedRun:
         return self._read("positions", columns, where)
 
     def totals(self, columns: Sequence[str] | None = None, where: list[Any] | None = None) -> pd.DataFrame:
-        """Return totals, one row per document, rule and draft: tokens, accepted, and rounds for every gamma.
+        """Return totals, one row per document, rule and draft: tokens, accepted, and rounds for every gamma. A document with
+        spans has a row more for each, whose name is in `span`: null in rows of whole documents.
 
         Totals that are not stored, as of an interrupted run, are computed from the position log, which takes longer.
         """
@@ -93,59 +91,49 @@ class OpenedRun:
 
     def _read(self, table: str, columns: Sequence[str] | None, where: list[Any] | None) -> pa.Table:
         import pyarrow as pa
-        import pyarrow.dataset as ds
+
+        columns = [columns] if isinstance(columns, str) else columns
+        conditions = [each for each in where or () if isinstance(each, tuple | list) and len(each) == 3]
+        flat = len(conditions) == len(where or ())
+        of_drafts = [each for each in conditions if each[0] == "draft"] if flat else []
+        named = None if columns is None or not flat else [*columns, *(each[0] for each in conditions)]
+        found = []
+        for place, draft in enumerate(self.drafts):
+            name = pa.DictionaryArray.from_arrays(pa.array([place], pa.int32()), self.drafts)
+            if of_drafts and not len(_scanned(table, pa.table({"draft": name}), None, of_drafts)):
+                continue  # nothing of it is read
+            for rows in self._tables(table, draft, named):
+                codes = pa.repeat(pa.scalar(place, pa.int32()), len(rows))
+                whole = rows.append_column("draft", pa.DictionaryArray.from_arrays(codes, self.drafts))
+                found.append(_scanned(table, whole, columns, where))
+        if not found:  # no file says what the columns are
+            every = self._run.totals_columns if table == "totals" else self._run.log_rules.columns
+            draft = pa.field("draft", pa.dictionary(pa.int32(), pa.string()))
+            found.append(_scanned(table, arrow_schema(every).append(draft).empty_table(), columns, where))
+        return pa.concat_tables(found, promote_options="default")
+
+    def _tables(self, table: str, draft: str, names: Sequence[str] | None) -> Iterator[pa.Table]:
+        """Yield the rows of a draft, file by file: all columns, or those with some names."""
+        from alphaprof.totals.count import TotalsRequest
+        from alphaprof.totals.files import DraftTotals
 
         run = self._run
         if table == "totals":
-            parts = [part for draft in self.drafts for part in run.totals_parts(draft)]
-            whole = sum(part.last - part.first + 1 for part in parts) == len(run.shards) * len(self.drafts) > 0
-            data = self._stored(table, [part.name for part in parts]) if whole else self._worked_out()
+            yield from DraftTotals(run, draft).tables(TotalsRequest(run.rules, run.gammas, spans=True), None)
         else:
-            data = self._stored(table, [run.logged(draft, shard.index) for draft in self.drafts for shard in run.shards])
-            if not run.shards:  # no file says what the columns are
-                declared = pa.schema(arrow_schema(run.log_rules.columns))
-                data = ds.dataset(pa.unify_schemas([declared, data.schema]).empty_table())
-        scanner = _scanner(table, data, [columns] if isinstance(columns, str) else columns, where)
-        with reading(f"{self.path}/{table}", AGAIN):
-            return scanner.to_table()
-
-    def _stored(self, table: str, names: Sequence[str]) -> ds.Dataset:
-        """Return a table of files whose folders name the drafts."""
-        import pyarrow as pa
-        import pyarrow.dataset as ds
-
-        draft = pa.field("draft", pa.dictionary(pa.int32(), pa.string()))
-        partitioning = ds.partitioning(pa.schema([draft]), flavor="hive", dictionaries={"draft": pa.array(self.drafts)})
-        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
-        files, here = self._run.storage.filesystem, {"partitioning": partitioning, "partition_base_dir": table}
-        with reading(f"{self.path}/{table}", AGAIN):
-            return ds.dataset(list(names), format=parquet, filesystem=files, **here)
-
-    def _worked_out(self) -> ds.Dataset:
-        """Return the totals of all drafts; those that are not stored come from the position log."""
-        import pyarrow as pa
-        import pyarrow.dataset as ds
-
-        from alphaprof.totals.count import TotalsRequest
-        from alphaprof.totals.files import read_totals
-
-        request, tables = TotalsRequest(self._run.rules, self._run.gammas), []
-        for number, name in enumerate(self.drafts):
-            table = read_totals(self._run, name, request)
-            codes = pa.repeat(pa.scalar(number, pa.int32()), len(table))
-            tables.append(table.append_column("draft", pa.DictionaryArray.from_arrays(codes, self.drafts)))
-        return ds.dataset(pa.concat_tables(tables))
+            for shard in run.shards:
+                yield run.positions(draft, shard.index, None if names is None else ["document", *names])
 
 
-def _scanner(table: str, data: ds.Dataset, columns: Sequence[str] | None, where: list[Any] | None) -> ds.Scanner:
-    """Return a scanner of some columns and rows. Raises `OptionInvalid` for columns and conditions that do not fit it."""
+def _scanned(table: str, rows: pa.Table, columns: Sequence[str] | None, where: list[Any] | None) -> pa.Table:
+    """Return some columns and rows. Raises `OptionInvalid` for columns and conditions that do not fit the table."""
     import pyarrow as pa
+    import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 
     try:
         expression = pq.filters_to_expression(list(where)) if where else None
-        return data.scanner(columns=None if columns is None else list(columns), filter=expression)
+        return ds.dataset(rows).scanner(columns=None if columns is None else list(columns), filter=expression).to_table()
     except (ValueError, TypeError, pa.ArrowException) as error:
         raise OptionInvalid(
             f"`columns` or `where` do not fit the {table}: {cut(str(error).splitlines()[0])}",

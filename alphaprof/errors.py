@@ -52,6 +52,10 @@ class AlphaprofError(Exception):
         super().__init__(cut(message, TEXT))
         self.message, self.hint = cut(message, TEXT), cut(hint, TEXT)
 
+    def __reduce__(self) -> tuple[type[AlphaprofError], tuple[str, str], dict[str, object]]:
+        """With message, hint and notes, so that an error can be raised in another process."""
+        return type(self), (self.message, self.hint), vars(self)
+
 
 class ProfileInvalid(AlphaprofError, exit_code=2):
     """The profile file, or an option that overrides it, is invalid."""

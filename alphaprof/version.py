@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 NAME = "alphaprof"
-EXTRAS = ("profile", "gguf", "html", "multi-device", "remote", "cluster")  # for users; test and dev are for a checkout
+EXTRAS = ("profile", "gguf", "html", "multi-device", "ray")  # for users; test and dev are for a checkout
 
 
 def install_line(extra: str) -> str:

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,13 +27,12 @@ Figures = dict[str, float]
 
 
 def totals_figures(path: Path) -> Figures:
-    """Compute and write the totals of a run that has none, and say how many seconds that took (imports not counted)."""
+    """Compute and write the totals of a run again, and say how many seconds that took (imports not counted)."""
     from alphaprof.log.writer import RunWriter
-    from alphaprof.totals.files import join_totals
+    from alphaprof.totals.files import write_totals
 
-    run = RunWriter.open(path)
-    shutil.rmtree(path / "totals", ignore_errors=True)
-    seconds, cpu = _timed(lambda: run.finish(join_totals))
+    with RunWriter.opened(path, resume=True) as run:
+        seconds, cpu = _timed(lambda: run.finish(write_totals))
     positions = run.manifest.positions * len(run.manifest.drafts)
     return {"positions": positions, "seconds": seconds, "cpu": cpu, "memory": _memory()}
 

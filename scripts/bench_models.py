@@ -31,12 +31,12 @@ from transformers.utils import logging
 
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.log.storage import storage_of
+from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
-from alphaprof.profiling.run import profile as profiling
-from alphaprof.profiling.run.shard import Loaded, Progress
 from alphaprof.profiling.scoring.scorer import Layout, Scorer
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, columns
+from alphaprof.profiling.shard import Loaded, Progress
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from scripts.gpu.setting import random_head

@@ -21,23 +21,29 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parent.parent))
 TABLES = ("prompts", "texts", "continuations", "positions", "documents", "totals")
 SAME = {"texts": "continuations"}  # other names of a table
-ORDER = ("rule", "document", "position")
+ORDER = ("rule", "document", "position", "span")
 
 
 def digests_of(out: Path) -> dict[str, str]:
-    """Return a digest by table, draft and column of a run; files of shards are one table, sorted by ORDER."""
+    """Return a digest by table, draft and column of a run; files of shards are one table, sorted by ORDER. Totals of spans
+    are a table of their own.
+    """
     tables: dict[str, list[pa.Table]] = {}
     for path in sorted(out.rglob("*.parquet")):
         name = path.relative_to(out).as_posix()
         folder = name.partition("/")[0].partition(".")[0]
         if folder in TABLES:
             draft = next((part.partition(".")[0] for part in name.split("/") if part.startswith("draft=")), "")
-            tables.setdefault(f"{SAME.get(folder, folder)} {draft}".strip(), []).append(pq.ParquetFile(path).read())
+            table = pq.ParquetFile(path).read()
+            if folder == "totals":
+                spans, table = (table.filter(chosen(table["span"])) for chosen in (pc.is_valid, pc.is_null))
+                tables.setdefault(f"spans {draft}", []).append(spans)
+            tables.setdefault(f"{SAME.get(folder, folder)} {draft}".strip(), []).append(table)
     found = {}
     for name, parts in sorted(tables.items()):
         table = pa.concat_tables(parts, promote_options="permissive")
         keys = [(column, "ascending") for column in ORDER if column in table.column_names]
-        plain = {key: table[key].cast(pa.string()) if key == "rule" else table[key] for key, _ in keys}
+        plain = {key: table[key].cast(pa.string()) if key in ("rule", "span") else table[key] for key, _ in keys}
         order = pc.sort_indices(pa.table(plain), sort_keys=keys)
         for column in table.column_names:
             values = repr(table[column].take(order).to_pylist())

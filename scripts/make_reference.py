@@ -38,7 +38,11 @@ TABLES = (
     ),
     ("Documents: `documents/`", "One row per document.", schema.DOCUMENT_COLUMNS),
     ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),
-    ("Totals: `totals/draft=NAME/`", "One row per document and rule; reports read these.", schema.totals_columns([4])),
+    (
+        "Totals: `totals/draft=NAME/`",
+        "One row per document, rule and span, and one for all of the document; reports read these.",
+        schema.totals_columns([4]),
+    ),
     ("Step times: `latency.DIGEST.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),
 )
 

@@ -26,12 +26,13 @@ import pyarrow.compute as pc
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
-from alphaprof.log.files import ranges
 from alphaprof.log.manifest import Shard
+from alphaprof.log.run import Run
+from alphaprof.log.schema import DOCUMENT_COLUMNS, LATENCY_COLUMNS, PROMPT_COLUMNS, arrow_schema
 from alphaprof.log.writer import RunWriter
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import join_totals, read_totals
+from alphaprof.totals.files import read_totals, write_totals
 from tests.synthetic import Document, Domain, Recipe, continuation_table, latency, log_table, manifest
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +40,7 @@ VOCABULARY, EOS, LONGEST = 49_152, 2, 256
 DOMAINS = {"code": 0.85, "chat": 0.55, "math": 0.75, "stories": 0.5, "extraction": 0.9, "translation": 0.65}
 KINDS = {"greedy": (None,), "sampled": (0.8,), "mixed": (None, 0.8)}  # temperatures, in turn from domain to domain
 DISTINCT = 64  # shards that are drawn
+DIGEST = "0" * 32
 
 
 @dataclass(frozen=True)
@@ -81,62 +83,51 @@ class Drawn:
     logs: dict[str, pa.Table]
 
 
-def write_log(path: Path, size: Size) -> RunWriter:
-    """A complete run in `path`: position log, texts and step times; without totals."""
-    run = _opened(path, size)
+def write_log(path: Path, size: Size) -> Run:
+    """A complete run in `path`."""
     base: list[Drawn] = []
-    for index, (first, count) in enumerate(size.shards):
-        if index < DISTINCT:
-            base.append(_drawn(size, run, index))
-        drawn = base[index % len(base)]
-        rows = int(drawn.lengths[:count].sum())
-        logs = {draft: _numbered(log.slice(0, rows), first) for draft, log in drawn.logs.items()}
-        run.commit(_shard(drawn, index, count), logs, _texts(drawn, first, count))
-    run.refresh()
-    for first, last in ranges(run.shards):
-        run.write_documents(run.collected(run.shards[first : last + 1]), (first, last))
-    return _finished(run, size)
+    with RunWriter.opened(path) as run:
+        for index, (first, count) in enumerate(size.shards):
+            if index < DISTINCT:
+                base.append(_drawn(size, index))
+            run.stage(_prompts(_texts(base[index % len(base)], first, count)), DIGEST)
+        _begin(run, size)
+        for index, (first, count) in enumerate(size.shards):
+            drawn = base[index % len(base)]
+            shard = _shard(drawn, index, count)
+            run.write_texts(shard, _texts(drawn, first, count))
+            run.write_rows(
+                shard, {draft: _numbered(log.slice(0, shard.positions), first) for draft, log in drawn.logs.items()}
+            )
+        run.finish(write_totals)
+    return Run.open(path)
 
 
-def write_many(path: Path, size: Size) -> RunWriter:
+def write_many(path: Path, size: Size) -> Run:
     """A complete run in `path` without a position log: documents, totals and step times of many documents."""
     small = dataclasses.replace(size, documents=min(size.documents, DISTINCT * size.shard))
     source = write_log(path.with_name(f"{path.name}-base"), small)
-    base = {
-        draft: read_totals(source, draft, TotalsRequest(source.rules, source.gammas)) for draft in source.manifest.drafts
-    }
-    size = dataclasses.replace(size, shard=small.documents)
-    run, documents = _opened(path, size), source.documents()
-    drawn = Drawn(documents, documents["continuation_tokens"].to_numpy(), {})
+    request, size = TotalsRequest(source.rules, source.gammas), dataclasses.replace(size, shard=small.documents)
+    drawn = Drawn(source.documents(), source.documents()["continuation_tokens"].to_numpy(), {})
     shards = tuple(_shard(drawn, index, count) for index, (_, count) in enumerate(size.shards))
-    run.manifest = dataclasses.replace(run.manifest, shards=shards)
-    for first, last in ranges(shards):
-        numbers = size.shards[first : last + 1]
-        run.write_documents(pa.concat_tables(_texts(drawn, *each) for each in numbers), (first, last))
-        for draft, totals in base.items():
-            by_rule = (totals.filter(pc.equal(totals["rule"].cast(pa.string()), rule)) for rule in run.rules)
-            parts = [
-                _numbered(rows.filter(pc.less(rows["document"], count)), start)
-                for rows in by_rule
-                for start, count in numbers
-            ]
-            run.write_totals(parts, (first, last), draft)
-    return _finished(run, size)
+    with RunWriter.opened(path) as run:
+        _begin(run, size)
+        run.write_table(
+            "documents.parquet", pa.concat_tables(_texts(drawn, *each) for each in size.shards), DOCUMENT_COLUMNS
+        )
+        for draft in source.manifest.drafts:
+            totals = read_totals(source, draft, request)
+            kept = [totals.filter(pc.less(totals["document"], count)) for _, count in size.shards]
+            run.write_totals(draft, ([_numbered(rows, first)] for rows, (first, _) in zip(kept, size.shards, strict=True)))
+        run.write_manifest(dataclasses.replace(run.manifest, status="complete", shards=shards))
+    return Run.open(path)
 
 
-def _opened(path: Path, size: Size) -> RunWriter:
+def _begin(run: RunWriter, size: Size) -> None:
     facts = manifest(size.recipe)
-    target = dataclasses.replace(facts.target, vocabulary=VOCABULARY)
-    run = RunWriter(path, dataclasses.replace(facts, target=target, staged=tuple(count for _, count in size.shards)))
-    run.storage.make()
-    run.begin()
-    return run
-
-
-def _finished(run: RunWriter, size: Size) -> RunWriter:
-    run.write_latency(latency(size.recipe))
-    run.write_manifest(dataclasses.replace(run.manifest, status="complete"))
-    return run
+    run.begin(dataclasses.replace(facts, target=dataclasses.replace(facts.target, vocabulary=VOCABULARY)))
+    run.write_table("latency.parquet", latency(size.recipe), LATENCY_COLUMNS)
+    run.update()
 
 
 def _numbered(table: pa.Table, first: int) -> pa.Table:
@@ -152,11 +143,17 @@ def _texts(drawn: Drawn, first: int, count: int) -> pa.Table:
     return table.set_column(table.schema.get_field_index("prompt_hash"), table.schema.field("prompt_hash"), [hashes])
 
 
+def _prompts(texts: pa.Table) -> pa.Table:
+    """The documents of a shard as they are staged."""
+    rows = [row | {"cut": False, "given_ids": None} for row in texts.to_pylist()]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(PROMPT_COLUMNS))
+
+
 def _shard(drawn: Drawn, index: int, count: int) -> Shard:
-    return Shard(index, count, int(drawn.lengths[:count].sum()), "0" * 64)
+    return Shard(index, count, int(drawn.lengths[:count].sum()), DIGEST)
 
 
-def _drawn(size: Size, run: RunWriter, index: int) -> Drawn:
+def _drawn(size: Size, index: int) -> Drawn:
     rng = np.random.default_rng([size.seed, index])
     options = list(size.recipe.domains.items())
     turns = [options[(index * size.shard + place) % len(options)] for place in range(size.shard)]
@@ -181,7 +178,7 @@ def _drawn(size: Size, run: RunWriter, index: int) -> Drawn:
     if size.lookup:
         made["ngram"] = common | _lookup(rng, common, _bursts(rng, alpha)[mask], left)
     documents = _documents(turns, lengths, ended, common["token"])
-    return Drawn(documents, lengths, {draft: log_table(data, run.log_rules, draft) for draft, data in made.items()})
+    return Drawn(documents, lengths, {draft: log_table(data, size.recipe.log_rules, draft) for draft, data in made.items()})
 
 
 def _zipf(rng: np.random.Generator, count: int) -> Array:
@@ -299,7 +296,7 @@ def main() -> None:
     given = parser.parse_args()
     options = {"kind": given.kind, "lookup": given.lookup}
     if given.positions:
-        write_log(given.run, Size.of(given.positions, **options)).finish(join_totals)
+        write_log(given.run, Size.of(given.positions, **options))
     else:
         write_many(given.run, Size(given.documents, **options))
 

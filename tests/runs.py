@@ -16,7 +16,7 @@ import yaml
 from alphaprof.config.load import load_profile
 from alphaprof.log.run import Run
 from alphaprof.log.training import TESTED
-from alphaprof.profiling.run import profile as profiling
+from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train
 from tests.reference import LOGGED_RULES
 
@@ -131,24 +131,39 @@ def log_of(run: Run, draft: str) -> pd.DataFrame:
 
 
 def tables(out: Path) -> dict[str, Any]:
-    """Every table of a complete run but the latency, by its path less what tells apart who wrote it."""
-    paths = sorted(path for path in out.rglob("*.parquet") if not path.name.startswith("latency."))
-    found = {str(path.relative_to(out).with_suffix("").with_suffix("")): pq.ParquetFile(path).read() for path in paths}
-    assert len(found) == len(paths)
-    return found
+    """Every table of a complete run but the latency, by its path."""
+    paths = sorted(path for path in out.rglob("*.parquet") if path.name != "latency.parquet")
+    return {str(path.relative_to(out)): pq.ParquetFile(path).read() for path in paths}
+
+
+def require_same_tables(out: Path, expected: Run) -> None:
+    """A complete run with the rows of another, and nothing else in its folder."""
+    one, other = tables(out), tables(Path(expected.path))
+    assert one.keys() == other.keys()
+    for name, table in one.items():  # what differs is printed: once in many runs under load rows were not equal
+        odd = [column for column in table.column_names if not table[column].equals(other[name][column])]
+        assert not odd, (name, {column: (table[column].to_pylist(), other[name][column].to_pylist()) for column in odd[:3]})
+    found = Run.open(out)
+    found.verify()
+    assert found.manifest.status == "complete"
+    for part in ("staged", "shards", "skipped", "truncated"):
+        assert getattr(found.manifest, part) == getattr(expected.manifest, part)
+    records = {name for name in found.storage.names("") if name.startswith("records/")}
+    assert set(found.storage.names("")) - set(found.manifest.files) - records == {"manifest.json"}
+    assert not (out / ".writer").exists()
 
 
 def interrupted(path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends after its second shard."""
     with monkeypatch.context() as patch:
-        original = profiling.measure_shard
+        original = profiling.score_shard
 
-        def limited(plan: Any, index: int, *rest: Any) -> Any:
-            if index == 2:
+        def limited(loaded: Any, drafts: Any, shard: Any, *rest: Any) -> Any:
+            if shard.index == 2:
                 raise KeyboardInterrupt
-            return original(plan, index, *rest)
+            return original(loaded, drafts, shard, *rest)
 
-        patch.setattr(profiling, "measure_shard", limited)
+        patch.setattr(profiling, "score_shard", limited)
         with pytest.raises(KeyboardInterrupt):
             run_profile(path, out)
 

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,24 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from alphaprof.log.files import file_of
-from alphaprof.log.manifest import DraftFacts, Manifest, ModelFacts, Shard, commit_name
+from alphaprof.log.manifest import DraftFacts, File, Manifest, ModelFacts, Shard
 from alphaprof.log.run import Run
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
     DEPTH_COUNTS,
     DEPTHS,
     LATENCY_COLUMNS,
+    PROMPT_COLUMNS,
     STARTS,
     LogRules,
     arrow_schema,
     depth_names,
 )
-from alphaprof.log.tables import table_content
+from alphaprof.log.tables import blocks_of
 from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.scoring.scorer import Extras
 from alphaprof.rules import rules_of
-from alphaprof.totals.files import join_totals
+from alphaprof.totals.files import write_totals
 from alphaprof.totals.replay import runs_by_depth
 
 Array = np.ndarray[Any, Any]
@@ -87,7 +87,7 @@ class Recipe:
 
     Times in ms: a draft step takes `draft_ms`, verification of n tokens 10 + `extra_ms` (n - 1); `latency` False leaves the
     table out. `sources` adds domains a second time: (name, Domain) pairs, for a domain with two kinds of text. `thinking`:
-    how far into a text its thinking goes at most, as a share of it; None: no phases. `limited`: each domain is a source that
+    how far into a text its thinking goes at most, as a share of it; None: no spans. `limited`: each domain is a source that
     ended at its limit, and not all of them one file that was read to its end. `heads`: draft heads, and what their facts
     have beside those of `head_facts`.
     """
@@ -131,7 +131,7 @@ class Document:
     source: int = 0
 
 
-def write_run(path: Path, recipe: Recipe | None = None) -> RunWriter:
+def write_run(path: Path, recipe: Recipe | None = None) -> Run:
     """A complete run in `path`, totals and step times included: a copy where this process has written the recipe before.
 
     Two calls are thus no two writes; `write_anew` writes.
@@ -141,7 +141,7 @@ def write_run(path: Path, recipe: Recipe | None = None) -> RunWriter:
     if not written.exists():
         write_anew(written, recipe)
     shutil.copytree(written, path, dirs_exist_ok=True)
-    return RunWriter.open(path)
+    return Run.open(path)
 
 
 @functools.cache
@@ -155,20 +155,24 @@ def _written() -> Path:
 def write_anew(path: Path, recipe: Recipe) -> None:
     """A complete run in `path`, by the store's own writer."""
     rng = np.random.default_rng(recipe.seed)
-    run = RunWriter(path, manifest(recipe))
-    run.storage.make()
     documents = _documents(recipe, rng)
     parts = [documents[start : start + recipe.shard_documents] for start in range(0, len(documents), recipe.shard_documents)]
-    if recipe.latency:
-        run.write_latency(latency(recipe))
-    run.manifest = dataclasses.replace(run.manifest, staged=tuple(map(len, parts)))
-    assert run.begin()
-    for index, part in enumerate(parts):
-        _write_shard(run, index, part, recipe, rng)
-    run.finish(join_totals)
+    with RunWriter.opened(path) as run:
+        for part in parts:
+            texts = continuation_table(part).to_pylist()
+            rows = [row | {"cut": False, "given_ids": None} for row in texts]
+            prompts = pa.Table.from_pylist(rows, schema=arrow_schema(PROMPT_COLUMNS))
+            run.stage(prompts, hashlib.sha256(str([document.number for document in part]).encode()).hexdigest())
+        run.begin(manifest(recipe))
+        if recipe.latency:
+            run.write_table("latency.parquet", latency(recipe), LATENCY_COLUMNS)
+            run.update()
+        for index, part in enumerate(parts):
+            _write_shard(run, index, part, recipe, rng)
+        run.finish(write_totals)
 
 
-def rewritten(run: RunWriter, draft: str, change: Callable[[pd.DataFrame], object]) -> RunWriter:
+def rewritten(run: Run, draft: str, change: Callable[[pd.DataFrame], object]) -> Run:
     """The run with the position log of a draft changed, a shard at a time, and its totals computed again."""
     changed = {}
     for shard in run.shards:
@@ -179,35 +183,38 @@ def rewritten(run: RunWriter, draft: str, change: Callable[[pd.DataFrame], objec
     return replaced(run, {draft: changed})
 
 
-def replaced(
-    run: RunWriter, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mapping[int, pa.Table] | None = None
-) -> RunWriter:
+def replaced(run: Run, logs: Mapping[str, Mapping[int, pa.Table]], texts: Mapping[int, pa.Table] | None = None) -> Run:
     """The run with other tables of some shards, by draft and number, as if it had been measured like this."""
-    files = {name: file for name, file in run.manifest.files.items() if not name.startswith(("totals/", "documents/"))}
-    for folder in ("totals", "documents"):
-        shutil.rmtree(run.path / folder)
-    tables = {(f"positions/draft={draft}", index): table for draft, log in logs.items() for index, table in log.items()}
-    tables |= {("continuations", index): table for index, table in (texts or {}).items()}
-    for (folder, index), table in tables.items():
-        name = run.name_of(folder, index)
-        columns = CONTINUATION_COLUMNS if folder == "continuations" else run.log_of(folder.partition("=")[2]).columns
-        content = table_content(table, columns)
-        run.storage.put(name, content)
-        files[name] = file_of(content)
-    run.manifest = dataclasses.replace(run.manifest, files=files)
-    for index, commit in run.commits().items():
-        run.withdraw(index)
-        mine = {name: files[name] for name in commit.files if name in files}
-        run.storage.put_new(commit_name(index), dataclasses.replace(commit, files=mine).to_json().encode())
-    run.finish(join_totals)
+    with RunWriter.opened(run.storage, resume=True) as writer:
+        shards = {index: record.shard for index, record in writer.journal["rows"].items()}
+        for index, table in (texts or {}).items():
+            writer.write_texts(shards[index], table)
+        for index in sorted({index for log in logs.values() for index in log}):
+            mine = {draft: logs.get(draft, {}).get(index) for draft in run.manifest.drafts}
+            known = {draft: run.positions(draft, index) if table is None else table for draft, table in mine.items()}
+            writer.write_rows(shards[index], known)
+        writer.finish(write_totals)
+    run.manifest = writer.manifest
     return run
 
 
-def signed(run: Run) -> RunWriter:
+def altered(run: Run, times: pa.Table | None = None, **changes: Any) -> Run:
+    """The run with other fields of its manifest, and other step times."""
+    with RunWriter.opened(run.storage, resume=True) as writer:
+        if times is not None:
+            writer.write_table("latency.parquet", times, LATENCY_COLUMNS)
+        writer.update(**changes)
+    run.manifest = Run.open(run.storage).manifest
+    return run
+
+
+def signed(run: Run) -> Run:
     """The run with a manifest that names its files as they are now: what a test wrote by hand is what was written."""
-    files = {name: file_of((run.path / name).read_bytes()) for name in run.manifest.files if (run.path / name).exists()}
-    RunWriter(run.path, run.manifest).write_manifest(dataclasses.replace(run.manifest, files=files))
-    return RunWriter.open(run.path)
+    there = [name for name in run.manifest.files if (run.path / name).exists()]
+    writer = RunWriter(run.path, run.manifest)
+    writer.files = {name: File.of((run.path / name).read_bytes()) for name in there}
+    writer.write_manifest(run.manifest)
+    return Run.open(run.path)
 
 
 def flipped(path: Path, bit: int) -> bytes:
@@ -219,7 +226,7 @@ def flipped(path: Path, bit: int) -> bytes:
 
 def stored_totals(run: Run, draft: str) -> pd.DataFrame:
     """The totals of a draft as they are stored, with lists of the counts by depth under one name a gamma."""
-    table = pa.concat_tables([run.totals(part) for part in run.totals_parts(draft)])
+    table = pa.concat_tables(blocks_of(run.totals(draft), run.rules))
     return pd.DataFrame([listed(row, run.gammas) for row in table.to_pylist()])
 
 
@@ -236,17 +243,21 @@ def contents(run: Run) -> dict[str, bytes]:
     return {str(path.relative_to(run.path)): path.read_bytes() for path in sorted(run.path.rglob("*")) if path.is_file()}
 
 
-def interrupted(run: Run, target: Path, shards: int | None = None) -> RunWriter:
+def interrupted(run: Run, target: Path, shards: int | None = None) -> Run:
     """A copy of a run as a kill leaves it: still running, without totals, with the first `shards` shards (default: all)."""
     shutil.copytree(run.path, target)
-    for folder in ("totals", "documents"):
-        shutil.rmtree(target / folder, ignore_errors=True)
-    copy = RunWriter.open(target)
-    copy.write_manifest(dataclasses.replace(copy.manifest, status="running"))
-    for index in copy.commits():
-        if shards is not None and index >= shards:
-            copy.withdraw(index)
-    return RunWriter.open(target)
+    shutil.rmtree(target / "totals")
+    (target / "documents.parquet").unlink()
+    with RunWriter.opened(target, resume=True) as writer:
+        without_rows(writer, set(writer.journal["rows"]) - set(range(len(run.shards) if shards is None else shards)))
+        writer.update(status="running")
+    return Run.open(target)
+
+
+def without_rows(writer: RunWriter, lost: Collection[int]) -> None:
+    """Take back what the rows step has recorded of some shards."""
+    for each in writer.journal.forget("rows", lost):
+        writer.storage.put(*writer.journal.segment(*each))
 
 
 def facts(name: str) -> ModelFacts:
@@ -309,7 +320,7 @@ def manifest(recipe: Recipe) -> Manifest:
         | {name: lookup_facts(name) for name in recipe.lookups}
         | {name: head_facts(name, max(recipe.gammas), **more) for name, more in recipe.heads.items()},
         tokenizer="0" * 64,
-        environment={"torch_threads": 1, "packages": {"transformers": "5.17.0"}},
+        environment={"device": "cpu", "torch_threads": 1, "packages": {"transformers": "5.17.0"}},
         certified=recipe.log_rules.certified,
     )
 
@@ -341,7 +352,7 @@ def _documents(recipe: Recipe, rng: np.random.Generator) -> list[Document]:
 def _write_shard(
     run: RunWriter, index: int, documents: Sequence[Document], recipe: Recipe, rng: np.random.Generator
 ) -> None:
-    target = [_target_columns(document, rng) | _phase_column(document, recipe, rng) for document in documents]
+    target = [_target_columns(document, rng) | _span_column(document, recipe, rng) for document in documents]
     logs = {}
     for draft, shift in recipe.drafts.items():
         parts = [columns | _draft_columns(one, columns, shift, rng) for one, columns in zip(documents, target, strict=True)]
@@ -355,7 +366,9 @@ def _write_shard(
         logs[draft] = _position_table(documents, parts, draft, rules)
     positions = sum(document.length for document in documents)
     digest = hashlib.sha256(str([document.number for document in documents]).encode()).hexdigest()
-    assert run.commit(Shard(index, len(documents), positions, digest), logs, continuation_table(documents))
+    shard = Shard(index, len(documents), positions, digest)
+    run.write_texts(shard, continuation_table(documents))
+    run.write_rows(shard, logs)
 
 
 def _target_columns(document: Document, rng: np.random.Generator) -> dict[str, Array]:
@@ -378,12 +391,12 @@ def _target_columns(document: Document, rng: np.random.Generator) -> dict[str, A
     }
 
 
-def _phase_column(document: Document, recipe: Recipe, rng: np.random.Generator) -> dict[str, Array]:
+def _span_column(document: Document, recipe: Recipe, rng: np.random.Generator) -> dict[str, Array]:
     """Thinking up to a place that differs from text to text, then the answer."""
     if recipe.thinking is None:
         return {}
     end = int(document.length * recipe.thinking * rng.random())
-    return {"phase": np.where(np.arange(document.length) < end, "thinking", "answer")}
+    return {"span": np.where(np.arange(document.length) < end, "thinking", "answer")}
 
 
 def _other(tokens: Array) -> Array:
@@ -571,7 +584,7 @@ def log_table(data: dict[str, Array], rules: LogRules, draft: str) -> pa.Table:
     columns = dict.fromkeys(("overlap", "draft_token_prob", "draft_rank_of_token"), nothing) | data
     data = data | {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
     silent = data["proposed"] == 0
-    masks = {column.name: silent for column in declared if column.nullable and column.name != "phase"}
+    masks = {column.name: silent for column in declared if column.nullable and column.name != "span"}
     masks |= {
         column.name: (data[column.name] < 0) | (silent & (column.needs == STARTS))
         for column in declared

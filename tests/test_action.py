@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.cli.test_docs_commands import GREEDY, logged
-from tests.synthetic import write_run
+from tests.synthetic import altered, write_run
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -281,7 +281,7 @@ def test_the_comment_is_about_the_draft_that_is_checked_and_only_the_report_is_f
 def test_a_warning_is_not_folded_behind_a_go(tmp_path: Path) -> None:
     run = write_run(tmp_path / "new", GREEDY)
     busy = {"code": "busy", "message": "this machine is busy", "remedy": "measure again"}
-    run.write_manifest(dataclasses.replace(run.manifest, warnings=(busy,)))
+    altered(run, warnings=(busy,))
     runner = Runner(tmp_path / "job", {"run": "new", "comment": "always"})
     assert runner.job() == 0, runner.log
     assert "this machine is busy" in runner.calls[0]["body"].split("<details>")[0]

@@ -111,7 +111,6 @@ def test_columns_that_a_table_does_not_have_are_refused(stored: Run) -> None:
 
 
 def test_a_value_that_changed_in_the_log_is_found_where_it_is_read(stored: Run, tmp_path: Path) -> None:
-    """By the checksum of its page, since of a large log only some columns are read."""
     copy = tmp_path / "copy"
     shutil.copytree(stored.path, copy)
     (path,) = (copy / "positions" / "draft=small").glob("part-00000.*")
@@ -119,30 +118,23 @@ def test_a_value_that_changed_in_the_log_is_found_where_it_is_read(stored: Run, 
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     content[column.data_page_offset + column.total_compressed_size - 20] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RunUnreadable, match=r"copy/positions cannot be read: "):
+    with pytest.raises(RunUnreadable, match=r"draft=small/part-00000.parquet is damaged: its content has changed"):
         alphaprof.open(copy).positions()
 
 
-def test_what_is_left_out_is_not_read(stored: Run, tmp_path: Path) -> None:
-    """Neither other columns nor the pages of other drafts: both are destroyed, and nobody notices."""
+def test_drafts_that_are_left_out_are_not_read(stored: Run, tmp_path: Path) -> None:
+    """The log of another one is destroyed, and nobody notices."""
     copy = tmp_path / "copy"
     shutil.copytree(stored.path, copy)
     request = (["draft", "token", "target_margin"], [("draft", "==", "small"), ("domain", "==", "code")])
     expected = alphaprof.open(copy).positions(*request)
-    for draft, kept in (("small", {"token", "target_margin", "domain"}), ("poor", set())):
-        for path in (copy / "positions" / f"draft={draft}").iterdir():
-            content, group = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata.row_group(0)
-            for column in map(group.column, range(group.num_columns)):
-                if column.path_in_schema not in kept:
-                    start = column.dictionary_page_offset or column.data_page_offset
-                    content[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
-            path.write_bytes(content)
+    for path in (copy / "positions" / "draft=poor").iterdir():
+        path.write_bytes(b"PAR1")
     run = alphaprof.open(copy)
     assert len(expected) > 0
     pd.testing.assert_frame_equal(run.positions(*request), expected)
-    for more in ((["document"], [("draft", "==", "small")]), (["token"], [("draft", "==", "poor")])):
-        with pytest.raises(RunUnreadable):
-            run.positions(*more)
+    with pytest.raises(RunUnreadable):
+        run.positions(["token"], [("draft", "==", "poor")])
 
 
 def test_a_run_without_a_complete_shard_has_empty_tables(stored: Run, tmp_path: Path) -> None:

@@ -35,10 +35,9 @@ HOMES = {
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),
     "triton": ("profiling/scoring/*",),
-    "obstore": ("log/storage/*",),
     "packaging": ("version.py",),
     "prometheus_client": ["profiling/engine/server.py"],
-    "ray": ("profiling/run/on_ray.py",),
+    "ray": ("profiling/on_ray.py",),
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.
 ORDER = (
@@ -48,9 +47,9 @@ ORDER = (
 APART = {room: {"config"} for room in ("report", "render")} | {"profiling": {"report", "render"}}  # pydantic; statistics
 
 # Within profiling too: what loads and reads, what measures it, the run that does so, and what uses the models of a run.
-PROFILING = ("models", "texts", "scoring", "heads", "timing", "engine", "run", "decoding", "training")
+PROFILING = ("models", "texts", "scoring", "heads", "timing", "engine", "shard", "profile", "decoding", "training")
 # Rooms, each a module or a folder: they import the road, never another room.
-ROOMS = ("commands/*", "profiling/training", "profiling/run/on_ray")
+ROOMS = ("commands/*", "profiling/training", "profiling/on_ray")
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -27,6 +27,9 @@ REMOVED: dict[tuple[str, str], str] = {
     ("train", "--curve"): NO_CURVE,
     ("profile", "--until-decided"): "use --limit N as a pilot: its report says how many documents a verdict needs; then "
     "profile that many other documents (another shuffle_seed) into a new --out",
+    ("profile", "--workers"): "use --set execution.workers=N (Ray), or --part I/N and alphaprof merge (docs/scale.md)",
+    ("profile", "--engine"): "use --set execution.workers=N: more than one are Ray actors (docs/scale.md)",
+    ("runs", ""): "see the progress that alphaprof profile prints; finish a run with alphaprof profile --resume",
     (
         "predict",
         "--burstiness",

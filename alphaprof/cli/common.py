@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,16 @@ def has_begun(out: str) -> bool:
     with contextlib.suppress(Exception):  # it is asked while something else ends the command
         return any(map(storage_of(out).has, (MANIFEST, TRAINING)))
     return False
+
+
+@contextlib.contextmanager
+def run_directory(out: Path | None) -> Iterator[Path]:
+    """Yield a directory for a new run: `out`, or if that is None one that is removed in the end."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="alphaprof-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder) / "run"
 
 
 def print_notes(error: BaseException) -> None:

@@ -31,12 +31,13 @@ from alphaprof.version import install_line
 if TYPE_CHECKING:
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.config.profile import ProfileOptions
+    from alphaprof.log.run import Run
 
 
 group = Typer()
 # Options of `profile` that contradict others, and the remedy.
 APART = (
-    ("engine ray", ("--part",), "set execution.workers, or use --engine local"),
+    ("execution.workers", ("--part",), "leave one of them out: Ray shares the work of one run, parts are runs of their own"),
     (
         "--dry-run",
         ("--resume", "--reuse-continuations", "--part"),
@@ -87,11 +88,14 @@ def profile(
     ] = False,
     part: Annotated[
         str | None,
-        how(metavar="I/N", help="Measure only this part of the shards (I/N); auto: taken from the scheduler."),
+        how(metavar="I/N", help="Profile every N-th block of documents from the I-th; auto: as the scheduler says."),
     ] = None,
-    engine: Annotated[
-        Literal["local", "ray"] | None, Option(help="ray: split the work among Ray actors, here or on a cluster.")
-    ] = None,
+    texts_only: Annotated[
+        bool, how("--texts-only", help="End when all texts are written; --resume scores them, here or elsewhere.")
+    ] = False,
+    take_over: Annotated[
+        bool, how("--take-over", help="Go on although another process seems to write this run (object stores).")
+    ] = False,
     form: Annotated[
         Literal["terminal", "json", "md", "html"] | None,
         output("--format", help="With --dry-run: terminal, json, md or html."),
@@ -99,44 +103,46 @@ def profile(
     overrides: ProfileChanges = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
-    overrides = [*(overrides or []), *([f"execution.engine={engine}"] if engine else [])]
     options = loaded_profile(profile_file, overrides, limit)
-    _require_together(dry_run, form, resume, reuse, part, options.execution.engine)
+    _require_together(dry_run, form, resume, reuse, part, options.execution.workers)
     if dry_run:
         _dry_run(options, out, form or "terminal")
     if out is None:
         raise OptionInvalid("--out is missing", "add --out RUN, or --dry-run to check the profile first")
-    require_references(options, data=not _is_staged(out, part))
-    _profile_here(options, out, resume, reuse, part)
-    _say_done(out)
-
-
-def _profile_here(options: ProfileOptions, out: str, resume: bool, reuse: Path | None, part: str | None) -> None:
-    """Profile in this process: the whole run, or a part of its shards."""
-    from alphaprof.profiling.run.parts import WHOLE, part_of
-
-    share = part_of(part) if part is not None else WHOLE
-    resume = resume or (part is not None and share == WHOLE)  # the same command restarts a part
+    require_references(options, data=not has_begun(out))
     with working(out) as progress:
-        from alphaprof.profiling.run import profile as profiling
+        from alphaprof.config.part import WHOLE, part_of
+        from alphaprof.profiling import profile as profiling
 
-        if options.execution.engine == "ray":
-            from alphaprof.profiling.run.on_ray import profile_on_ray
+        run: Run
+        if options.execution.workers != 1:
+            from alphaprof.profiling.on_ray import profile_on_ray
 
-            profile_on_ray(options, out, progress, resume, reuse)
+            run = profile_on_ray(options, out, progress, resume, reuse, texts_only, take_over)
         else:
-            profiling.profile(options, out, progress, resume, reuse, share)
+            share = part_of(part) if part else WHOLE
+            run = profiling.profile(options, out, progress, resume, reuse, share, None, texts_only, take_over)
+    manifest, place = run.manifest, shlex.quote(out)
+    if manifest.status == "complete":
+        print(f"{out}: {manifest.documents} documents, {manifest.positions} positions. Next: alphaprof report {place}")
+    else:
+        print(f"{out}: the texts of {manifest.staged} shards. Next: alphaprof profile ... --out {place} --resume")
 
 
-def _say_done(out: str) -> None:
-    """Print how much of a run is measured, and what to do next."""
-    from alphaprof.log.run import Run
+@command(group, "alphaprof merge runs/0 runs/1 --out runs/merged")
+def merge(
+    runs: Annotated[list[str], Argument(metavar="RUN...", help="The runs of all parts, in any order.")],
+    out: Annotated[str, output(help="Directory of the run: new.")],
+) -> None:
+    """Merge the runs of --part 0/N to N-1/N into the run that one process would have made."""
+    from alphaprof.commands import merge as merging
 
-    run = Run.open(out)
-    done = f"{out}: {run.manifest.documents} documents, {run.manifest.positions} positions"
-    complete = run.manifest.status == "complete"
-    place = shlex.quote(out)
-    print(f"{done}. Next: alphaprof report {place}" if complete else f"{done} so far")
+    with interruptible(out):
+        run = merging.merge(runs, out)
+    manifest = run.manifest
+    print(
+        f"{out}: {manifest.documents} documents, {manifest.positions} positions. Next: alphaprof report {shlex.quote(out)}"
+    )
 
 
 def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int | None = None) -> ProfileOptions:
@@ -147,13 +153,6 @@ def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int |
     if missing := [name for name in ("torch", "transformers", "datasets") if find_spec(name) is None]:
         raise ExtraMissing(f"profiling needs {', '.join(missing)}", install_line("profile"))
     return options
-
-
-def _is_staged(out: str, part: str | None) -> bool:
-    """Return whether this process reads no data: the run's prompts are staged, or another part stages them."""
-    from alphaprof.profiling.run.parts import part_of
-
-    return has_begun(out) or (part is not None and part_of(part).index > 0)
 
 
 def require_references(options: ProfileOptions, data: bool = True, drafts: bool = True) -> None:
@@ -188,14 +187,14 @@ def _require_together(
     resume: bool,
     reuse: Path | None,
     part: str | None,
-    engine: str,
+    workers: int | str,
 ) -> None:
     """Raise `OptionInvalid` for options of `profile` that contradict each other."""
     if form is not None and not dry_run:
         hint = "run alphaprof report RUN --format after the run"
         raise OptionInvalid("--format needs --dry-run: a run prints no report", hint)
     given = {"--resume": resume, "--reuse-continuations": reuse is not None}
-    given |= {"--part": part is not None, "--dry-run": dry_run, "engine ray": engine == "ray"}
+    given |= {"--part": part is not None, "--dry-run": dry_run, "execution.workers": workers != 1}
     for option, others, hint in APART:
         if given[option] and (odd := [name for name in others if given[name]]):
             raise OptionInvalid(f"{option} cannot be combined with {' and '.join(odd)}", hint)

@@ -19,6 +19,7 @@ from alphaprof.cli.common import (
     how,
     output,
     print_text,
+    run_directory,
     show,
 )
 from alphaprof.cli.measuring import loaded_profile, require_references, working
@@ -38,13 +39,11 @@ def latency(
     overrides: ProfileChanges = None,
 ) -> None:
     """Time target and draft steps on this machine, by batch size and context. No text is profiled."""
-    from alphaprof.log.writer import run_directory
-
     options = loaded_profile(profile_file, overrides)
     require_references(options)
     with run_directory(None) as folder, working(None) as progress:
         from alphaprof.commands.latency import Latency
-        from alphaprof.profiling.run.profile import time_steps
+        from alphaprof.profiling.profile import time_steps
 
         answer = Latency.of(time_steps(options, folder, progress))
     show(answer, form, out)
@@ -87,7 +86,6 @@ def validate(
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
     from alphaprof.config.load import known_rules
-    from alphaprof.log.writer import run_directory
 
     rules = known_rules(rule or [], "--rule")
     options = loaded_profile(profile_file, overrides, documents)

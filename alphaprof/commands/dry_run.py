@@ -22,11 +22,12 @@ from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DiskFull
 from alphaprof.log.manifest import DraftFacts, left_out_remedy
 from alphaprof.log.notes import check_of
+from alphaprof.log.place import require_new
 from alphaprof.log.storage import LocalStorage, storage_of
-from alphaprof.log.writer import require_new
+from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.models.hub import expected_documents
-from alphaprof.profiling.run.profile import profile_with_models, time_steps_of
-from alphaprof.profiling.run.shard import Plan, Progress
+from alphaprof.profiling.profile import profile_with_models, time_steps_of
+from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.chat import writes_the_date
 from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
 from alphaprof.render.blocks import Block, Table
@@ -118,10 +119,8 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
     """
     if out is not None:
         require_new(storage_of(out))
-    with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder:
-        plan = profile_with_models(
-            _in_small(options), LocalStorage(Path(folder, "run")), progress, max(TRIED, len(options.data))
-        )
+    with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder, RunWriter.opened(Path(folder, "run")) as run:
+        plan = profile_with_models(_in_small(options), run, progress, max(TRIED, len(options.data)))
         if isinstance(options.costs, MeasuredCosts):  # whether they can be timed, at the first batch size and context
             first = {"concurrency": options.costs.concurrency[:1], "context": options.costs.context[:1], "repeats": 3}
             time_steps_of(plan, options.costs.model_copy(update=first), progress)
@@ -249,7 +248,7 @@ def _estimate(options: ProfileOptions, plan: Plan, seen: Sequence[Document], ski
         documents = None if expected is None else max(FIRST, round(expected * FIRST / (FIRST + skipped)))
     tried = sum(document.limit for document in plan.documents)  # new tokens at most, as `positions` are
     each = sum(document.limit for document in seen) / len(seen)
-    seconds = sum(commit.seconds for commit in plan.run.commits().values()) / tried
+    seconds = sum(one.seconds for step in ("texts", "rows") for one in plan.run.journal[step].values()) / tried
     rows = sum(shard.positions for shard in plan.run.manifest.shards)
     size = sum(file.size for name, file in plan.run.manifest.files.items() if not name.startswith("prompts")) / rows
     if documents is None:

@@ -35,7 +35,7 @@ from alphaprof.config.options import (
     WrittenContinuation,
 )
 from alphaprof.errors import cut, require_utf8, shown
-from alphaprof.log.files import DRAFT_NAME
+from alphaprof.log.manifest import DRAFT_NAME
 from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
 
 AUTO = "auto"
@@ -171,26 +171,31 @@ class DecisionOptions(Options):
         return weights
 
 
+def _of_gpus(number: float) -> float:
+    if number > 1 and not number.is_integer():
+        raise ValueError("must be a whole number, or a share of one GPU")
+    return number
+
+
 class ExecutionOptions(Options):
     """How the work of a run is done; the results do not depend on it."""
 
     threads: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="CPU threads per process, which affect rounding; auto: torch's default, or 1 with --part",
+        description="CPU threads per process, which affect rounding; auto: torch's default, or 1 with workers or --part",
     )
     mixed_devices: bool = Field(
         False,
         description="allow processes on other devices or versions to continue a run: their rows may differ in the last "
         "digits, and the report says so",
     )
-    engine: Literal["local", "ray"] = Field(
-        "local", description="measure in this process, or in Ray actors on the cluster of RAY_ADDRESS or on this machine"
-    )
     workers: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="number of Ray actors; auto: one per GPU of the cluster, or per CPU, when the run begins"
+        1,
+        description="1: this process; more: so many Ray actors, on the cluster of RAY_ADDRESS or on this machine; auto: one "
+        "per GPU of the cluster, or per CPU",
     )
-    gpus_per_worker: float = Field(
-        1.0, gt=0, description="GPUs per Ray actor, if models run on GPUs; 0.25: four actors share one"
+    gpus_per_worker: Annotated[float, AfterValidator(_of_gpus)] = Field(
+        1.0, gt=0, description="GPUs per Ray actor, if models run on GPUs; 0.25: four actors share one; 8: with device_map"
     )
 
 

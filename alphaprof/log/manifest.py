@@ -1,43 +1,39 @@
-"""What a run says of itself, JSON at the edge and dataclasses inside: the manifest, what was run and on what; a commit for
-each shard that is whole.
+"""What a run says of itself, JSON at the edge and dataclasses inside: the manifest, what was run and on what; and records of
+what each step has written, shard by shard.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import datetime
 import functools
 import hashlib
 import json
-import os
-import platform
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from alphaprof.errors import RunDamaged, RunUnreadable, cut
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from alphaprof.log.storage import Storage
 
-Struct = TypeVar("Struct")
-MANIFEST, PROFILE = "manifest.json", "profile.json"
+MANIFEST = "manifest.json"
 FORMAT = "alphaprof-run"
 NGRAM = "ngram"  # what engines call drafting from what stood there before
-LATENCY = "latency."  # how the name of the file of step times begins
+LATENCY, DOCUMENTS = "latency.parquet", "documents.parquet"
 NUMERIC = ("torch", "transformers", "numba")  # packages whose versions rows depend on
-COMMIT, WORKER = "alphaprof-shard", "alphaprof-worker"
-VERSION = 7
-HEAD = 256  # bytes of a manifest that hold its status
-STATUS = re.compile(rf'\{{\s*"format": "{FORMAT}",\s*"version": {VERSION},\s*"status": "(running|complete)",'.encode())
-GONE = ("sequential", "emitted")  # fields that earlier versions wrote: of runs that stop at a sure verdict, of multi_draft
-LONG = ("shard", "shards", "staged", "prompts", "files")  # what there is of every shard
-LOGGED = ("positions", "continuations", "totals", "documents")  # folders of what shards are made of: commits say more
-REMOVED = {("Trained", "curve")}  # fields that older versions wrote: class and name
+DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
+VERSION = 8
+LONG = ("records", "shards", "files")  # what there is of every shard
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
@@ -47,10 +43,11 @@ LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; 
 
 
 class Environment(TypedDict, total=False):
-    """What a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device;
+    """What a step of a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device;
     `timing_waiting`: the share of the timing in which the steps waited for a CPU, if that is known.
     """
 
+    device: str
     device_memory: int | None
     python: str
     platform: str
@@ -60,83 +57,39 @@ class Environment(TypedDict, total=False):
     timing_waiting: float | None
 
 
+def differences(before: Environment, here: Environment) -> list[str]:
+    """Return in what this process computes otherwise than one before, in words: its rows could differ."""
+    found = [] if here["device"] == before["device"] else [f"device {here['device']}, not {before['device']}"]
+    if here["device"] == "cpu" and here["torch_threads"] != before["torch_threads"]:
+        found.append(f"{here['torch_threads']} threads, not {before['torch_threads']}")
+    for name in NUMERIC if here["device"] == "cpu" else (*NUMERIC, "triton"):  # whose kernels compute rows on GPUs
+        mine, theirs = (each["packages"].get(name) for each in (here, before))
+        found += [f"{name} {mine}, not {theirs}"] if mine != theirs else []
+    return found
+
+
 @dataclass(frozen=True)
 class File:
-    """A data file as it was written: its `size` in bytes, and what `log.files` computes of its footer and of the `whole`."""
+    """A data file as it was written: its `size` in bytes, and SHA-256, the first 128 bits in base64: there are thousands."""
 
     size: int
-    footer: str
-    whole: str
+    sha256: str
+
+    @classmethod
+    def of(cls, content: bytes | pa.Buffer) -> File:
+        """Return what identifies a file with this content."""
+        return cls(len(memoryview(content)), base64.urlsafe_b64encode(hashlib.sha256(content).digest()[:16]).decode()[:22])
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One complete shard: `digest` is of the token ids of its documents as they were read (SHA-256, 128 bits).
-
-    Of the scoring batches as planned (before any was halved) `scored_tokens` of texts, which every model reads once, and
-    `scored_padding` beside them; of generation the same of prompts. An imported run has none of these four.
-    """
+    """One complete shard: `digest` is of the token ids of its documents as they were read (SHA-256, 128 bits)."""
 
     index: int
     documents: int
     positions: int
     digest: str
     halved_batches: int = 0
-    scored_tokens: int = 0
-    scored_padding: int = 0
-    prompt_tokens: int = 0
-    prompt_padding: int = 0
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The content of commits/N.json, which is written last, once and by one process: a shard that is whole, and its `files`
-    by their paths below the run's directory. `worker`: the process that measured it, in `seconds`, until `at`.
-    """
-
-    shard: Shard
-    files: dict[str, File]
-    worker: str
-    seconds: float
-    at: str
-
-    def to_json(self) -> str:
-        """Return the text of the file, with folders instead of the files in them: shard and worker are known."""
-        files = {name.rpartition("/")[0]: file for name, file in self.files.items()}
-        data = dataclasses.asdict(dataclasses.replace(self, files={}))
-        return _signed({"format": COMMIT, "version": VERSION} | data | {"files": _listed(files)})
-
-
-@dataclass(frozen=True)
-class Worker:
-    """The content of workers/NAME.json: a process that measures shards of a run, or did; `part`: I/N, which it measures."""
-
-    host: str
-    process: int
-    since: str
-    device: str
-    environment: Environment
-    part: str
-
-    @classmethod
-    def here(cls, device: str, environment: Environment, part: str = "0/1") -> Worker:
-        """Return this process as a worker."""
-        return cls(platform.node(), os.getpid(), now(), device, environment, part)
-
-    def differs_from(self, manifest: Manifest) -> list[str]:
-        """In what this process computes otherwise than the one that began a run, in words: its rows could differ."""
-        began = manifest.environment
-        found = [] if self.device == manifest.target.device else [f"device {self.device}, not {manifest.target.device}"]
-        if self.device == "cpu" and self.environment["torch_threads"] != began["torch_threads"]:
-            found.append(f"{self.environment['torch_threads']} threads, not {began['torch_threads']}")
-        for name in NUMERIC:
-            here, there = (each["packages"].get(name) for each in (self.environment, began))
-            found += [f"{name} {here}, not {there}"] if here != there else []
-        return found
-
-    def to_json(self) -> str:
-        """Return the text of the file."""
-        return _signed({"format": WORKER, "version": VERSION} | dataclasses.asdict(self))
 
 
 @dataclass(frozen=True)
@@ -200,6 +153,12 @@ class ModelFacts:
         if self.noise is None:
             raise ValueError(f"no position was measured with {self.reference}")
         return self.noise
+
+
+def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
+    """In which facts two models differ; where they lie does not matter, nor what other facts say already."""
+    elsewhere = ("reference", "shape", "special", "trials", "trained")  # tokenizers are compared by themselves
+    return [name for name in vars(old) if name not in elsewhere and getattr(old, name) != getattr(new, name)]
 
 
 @dataclass(frozen=True)
@@ -416,9 +375,7 @@ class StoredProfile:
             dtype=config["target"].get("dtype", "auto"),
             revisions={name: draft.get("revision") for name, draft in config["drafts"].items()},
             limits=tuple(source.get("limit") for source in config.get("data", ())),
-            rules=tuple(
-                rule for rule in config["rules"] if not rule.startswith("multi_draft_")
-            ),  # which older runs may name
+            rules=tuple(config["rules"]),
             gammas=tuple(config["gammas"]),
             draft_processing=config.get("draft_processing"),
             costs=typed(costs, CostsAsked),
@@ -436,13 +393,14 @@ class StoredProfile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json, which is written when prompts are staged and when every shard is committed: `status` is
-    running in between. `files`: every data file of the run, by its path below the run's directory: one that is not named
-    there does not exist for a reader. `shards` and their files follow from the commits of a run that is running. `staged`:
-    documents of each shard as their prompts were staged; of an import none; `prompts`: what `Shard.digest` of each must be,
-    of a synthetic run none; `warnings`: code, message and remedy of each; `reused`: the run whose continuations were
-    measured again, None if they are this run's own; `certified`: see `LogRules`; `imported`: of a run that
-    was imported from an engine's metrics (see `importing`); else None.
+    """The content of manifest.json, which is written when prompts are staged and checked, and when the run is complete:
+    `status` is running in between. `files`: every data file of the run, by its path below the run's directory; these and
+    `shards` follow from the records of a run that is running. `part`: which blocks of documents it has, I/N (0/1: all);
+    `staged`: shards whose prompts are written, of an import none;
+    `environment`: of the step that scored; `texts_environment`: of the one that wrote the texts, if that was on another
+    machine; `warnings`: code, message and remedy of each; `reused`: the run whose continuations were measured again, None if
+    they are this run's own; `certified`: see `LogRules`; `imported`: of a run that was imported from an engine's
+    metrics (see `importing`); else None.
     """
 
     status: Literal["running", "complete"]
@@ -453,8 +411,9 @@ class Manifest:
     drafts: dict[str, DraftFacts]
     tokenizer: str
     environment: Environment
-    staged: tuple[int, ...] = ()
-    prompts: tuple[str, ...] = ()
+    texts_environment: Environment | None = None
+    part: str = "0/1"
+    staged: int = 0
     shards: tuple[Shard, ...] = ()
     files: dict[str, File] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -480,29 +439,6 @@ class Manifest:
         return sum(shard.positions for shard in self.shards)
 
     @property
-    def times(self) -> dict[str, File]:
-        """The file of the step times by its name; of earlier ones none is named."""
-        return {name: file for name, file in self.files.items() if name.startswith(LATENCY)}
-
-    def with_times(self, times: dict[str, File]) -> Manifest:
-        """Return the manifest with other step times."""
-        others = {name: file for name, file in self.files.items() if name not in self.times}
-        return dataclasses.replace(self, files=others | times)
-
-    def reopened(self) -> Manifest:
-        """Return the manifest of a complete run that is running again, up to where it ended: shards of it were withdrawn."""
-        count = len(self.shards)
-        return dataclasses.replace(self, status="running", staged=self.staged[:count], prompts=self.prompts[:count])
-
-    def is_of_staged(self, shard: Shard) -> bool:
-        """Return whether a shard was measured on the documents that were staged for it."""
-        if not self.staged:
-            return True
-        if shard.index >= len(self.staged) or shard.documents != self.staged[shard.index]:
-            return False
-        return not self.prompts or shard.digest == self.prompts[shard.index]
-
-    @property
     def drafting(self) -> Drafting:
         """What the rounds drafted: chains, unless another engine did otherwise."""
         return self.imported.drafting if self.imported is not None else CHAIN
@@ -510,19 +446,19 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of manifest.json."""
         kept = self
-        if self.status == "running":  # commits say the rest
-            files = {name: file for name, file in self.files.items() if name.partition("/")[0] not in LOGGED}
+        if self.status == "running":  # records say the rest
+            files = {name: file for name, file in self.files.items() if name == LATENCY}
             kept = dataclasses.replace(self, shards=(), files=files)
         data = dataclasses.asdict(dataclasses.replace(kept, files={}))
-        return _signed({"format": FORMAT, "version": VERSION} | data | {"files": _listed(kept.files)})
+        return signed({"format": FORMAT, "version": VERSION} | data | {"files": listed(kept.files)})
 
 
-def _listed(files: dict[str, File]) -> dict[str, list[int | str]]:
+def listed(files: dict[str, File]) -> dict[str, list[int | str]]:
     """Return files as JSON has them, without the names of their fields: there are thousands."""
-    return {name: [file.size, file.footer, file.whole] for name, file in files.items()}
+    return {name: [file.size, file.sha256] for name, file in files.items()}
 
 
-def _signed(data: dict[str, Any]) -> str:
+def signed(data: dict[str, Any]) -> str:
     """JSON with its digest; what there may be thousands of stands in a line each."""
     data = data | {"digest": digest_of(data)}
     texts = []
@@ -550,46 +486,19 @@ def digest_of(data: dict[str, Any]) -> str:
 
 def read_manifest(storage: Storage) -> Manifest:
     """Return the manifest of the run in storage. Raises `RunUnreadable`."""
-    manifest = _read(storage, MANIFEST, FORMAT, Manifest)
-    if manifest is None:
+    data = read_signed(storage, MANIFEST, FORMAT)
+    if data is None:
         hint = "give the directory that `alphaprof profile --out` wrote"
         folder, _, draft = str(storage.shown).rpartition(":")
         if folder and Path(folder, MANIFEST).exists():
             asked = "choose a draft with report --set decision.draft=NAME or check --draft NAME"
             hint = f"{folder} is a run: leave :{cut(draft)} out; {asked}"
-        if PROFILE in storage.names(""):
+        if storage.names("records") or storage.names("prompts"):
             hint = "wait if the run is still starting; if it was interrupted, run alphaprof profile --resume"
         raise RunUnreadable(f"{storage.shown} holds no run (no {MANIFEST})", hint)
+    with undamaged(storage, MANIFEST):
+        manifest: Manifest = typed(data, Manifest)
     return manifest
-
-
-def read_status(storage: Storage) -> Literal["running", "complete"]:
-    """Return the status of the run in storage, from the first bytes of its manifest. Raises `RunUnreadable`."""
-    head = b""
-    with contextlib.suppress(OSError), storage.open(MANIFEST) as stream:
-        head = stream.read(HEAD)
-    found = STATUS.match(head)
-    if found is None:
-        return read_manifest(storage).status
-    return "complete" if found[1] == b"complete" else "running"
-
-
-def read_commit(storage: Storage, name: str) -> Commit | None:
-    """Return a commit of the run in storage; None if it no longer exists. Raises `RunUnreadable`."""
-    commit = _read(storage, name, COMMIT, Commit)
-    if commit is None:
-        return None
-    with _undamaged(storage, name):
-        if commit_name(commit.shard.index) != name:
-            raise ValueError(f"it belongs to shard {commit.shard.index}")
-    part = part_name(commit.shard.index, commit.shard.index, commit.worker)
-    files = {f"{folder}/{part}": file for folder, file in commit.files.items()}
-    return dataclasses.replace(commit, files=files)
-
-
-def read_worker(storage: Storage, name: str) -> Worker | None:
-    """Return a worker of the run in storage; None if it no longer exists. Raises `RunUnreadable`."""
-    return _read(storage, name, WORKER, Worker)
 
 
 def now() -> str:
@@ -597,21 +506,13 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def commit_name(index: int) -> str:
-    """Return where the commit of a shard lies, below the run's directory."""
-    return f"commits/{index:05d}.json"
+def part_name(index: int) -> str:
+    """Return the name of the file of a shard in any folder."""
+    return f"part-{index:05d}.parquet"
 
 
-def part_name(first: int, last: int, attempt: str) -> str:
-    """Return the name of a file that covers shards from `first` to `last`; names sort as shards do. `attempt`: what tells
-    apart files of the same shards: who measured them, or what is in them.
-    """
-    shards = f"{first:05d}" if first == last else f"{first:05d}-{last:05d}"
-    return f"part-{shards}.{attempt}.parquet"
-
-
-def _read(storage: Storage, name: str, kind: str, struct: type[Struct]) -> Struct | None:
-    """Return the content of a JSON file that is signed; None if it is missing. Raises `RunUnreadable`."""
+def read_signed(storage: Storage, name: str, kind: str) -> dict[str, Any] | None:
+    """Return the fields of a JSON file that is signed; None if it is missing. Raises `RunUnreadable`."""
     where = f"{storage.shown}/{name}"
     try:
         data = json.loads(storage.read(name))
@@ -623,18 +524,20 @@ def _read(storage: Storage, name: str, kind: str, struct: type[Struct]) -> Struc
         reason = f"it is not JSON ({str(error)[:100]})"
         raise RunDamaged(f"{where} cannot be read: {reason}", _mended(name)) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (kind, VERSION):
-        hint = "use the alphaprof version that wrote it, or profile again"
-        raise RunUnreadable(f"{where} is not version {VERSION} of an alphaprof run", hint)
-    with _undamaged(storage, name):
+        if kind != FORMAT:  # records, of a run whose manifest is of this version
+            raise RunDamaged(f"{where} is damaged: it holds no records", _mended(name))
+        older = isinstance(data, dict) and data.get("format") == kind
+        hint = f"measure it again: alphaprof profile PROFILE --out {shlex.quote(storage.shown)}-again"
+        what = f"version {data.get('version')} of an alphaprof run, not version {VERSION}" if older else "no file of a run"
+        raise RunUnreadable(f"{where} is {what}", hint)
+    with undamaged(storage, name):
         if data.pop("digest", None) != digest_of(data):
             raise ValueError("its content does not match its digest: it was edited or corrupted")
-        kept = {key: value for key, value in data.items() if key not in ("format", "version", *GONE)}
-        read: Struct = typed(kept, struct)
-    return read
+    return {key: value for key, value in data.items() if key not in ("format", "version")}
 
 
 @contextlib.contextmanager
-def _undamaged(storage: Storage, name: str) -> Iterator[None]:
+def undamaged(storage: Storage, name: str) -> Iterator[None]:
     """Raise `RunDamaged` for what its content cannot be."""
     try:
         yield
@@ -643,16 +546,15 @@ def _undamaged(storage: Storage, name: str) -> Iterator[None]:
 
 
 def _mended(name: str) -> str:
-    """Return what to do about a damaged file; of commits and workers there are many."""
+    """Return what to do about a damaged file; of records there are many."""
     if name == MANIFEST:
         return "restore the original, or profile again into a new directory"
-    return "restore the original, or delete it and run alphaprof profile --resume"
+    return "measure its shards again with alphaprof profile --resume"
 
 
 def typed(value: Any, hint: Any) -> Any:
     """Return a value of JSON as the type that a field of a dataclass declares. Values are not compared with it: a digest
-    tells that they are what was written. Fields that were `REMOVED` are ignored; missing and unknown ones raise `TypeError`
-    and `KeyError`.
+    tells that they are what was written. Missing and unknown fields raise `TypeError` and `KeyError`.
     """
     origin, inner = _parts(hint)
     if value is None or hint is Any:
@@ -663,8 +565,7 @@ def typed(value: Any, hint: Any) -> Any:
         return File(*value)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         fields = _fields(hint)
-        known = ((name, item) for name, item in value.items() if (hint.__name__, name) not in REMOVED)
-        return hint(**{name: typed(item, fields[name]) for name, item in known})
+        return hint(**{name: typed(item, fields[name]) for name, item in value.items()})
     if origin is dict:
         return {key: typed(item, inner[1]) for key, item in value.items()}
     if origin is tuple:

@@ -50,9 +50,9 @@ NOTES: Mapping[str, NoteKind] = {
         "times",
     ),
     "wiring": NoteKind("{doubt}", "{remedy}", "texts"),
-    "damaged": NoteKind(
-        "{file} is damaged: its content was recomputed from the position log, and no number has changed",
-        "rewrite it with alphaprof profile --resume; check every file with report --verify",
+    "recounted": NoteKind(
+        "totals are missing: they were counted again from the position log, and no number has changed",
+        "write them again with alphaprof profile --resume",
         "texts",
     ),
     "busy": NoteKind(

@@ -16,10 +16,10 @@ SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
 CATEGORY = pa.dictionary(pa.int32(), pa.string())
 # What a column needs that not every log has: a draft with a distribution; a draft whose proposals depend on where a round
-# starts; markers of phases; several depths of a round at each row. a_t and beta_t: see rules.py.
-NEEDS = DISTRIBUTION, STARTS, PHASES, DEPTHS = "distribution", "starts", "phases", "depths"
+# starts; spans of texts; several depths of a round at each row. a_t and beta_t: see rules.py.
+NEEDS = DISTRIBUTION, STARTS, SPANS, DEPTHS = "distribution", "starts", "spans", "depths"
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
-PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
+PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule and in spans
     "pairs": "Neighboring positions that both have a proposal.",
     "pairs_first": "Sum of a_t over the first positions of these pairs.",
     "pairs_second": "Sum of a_t over the second positions of these pairs.",
@@ -84,7 +84,7 @@ POSITION_COLUMNS = (
     Column("position", pa.int32(), "0-based index in the continuation, EOS included.", low=0),
     Column("token", pa.int32(), "The token of the continuation at this position, x_t.", "token id", 0),
     *_needing(
-        PHASES, Column("phase", CATEGORY, "Part of the continuation: answer, or thinking between configured markers.")
+        SPANS, Column("span", CATEGORY, "Span of the continuation, such as thinking or answer; null: none configured.")
     ),
     Column("target_top", pa.int32(), "Most probable token of the target; the first index of the maximum.", "token id", 0),
     Column(
@@ -314,12 +314,15 @@ HEAD_COLUMNS = LogRules(("lossless",), depths=2, ranks_by_depth=True, reduced_vo
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
-    """Return columns of the totals: a row per document and rule. Counts are expectations if acceptance is random."""
+    """Return columns of the totals: a row per document and rule, and one for each span that the document has. Counts are
+    expectations if acceptance is random; a span has only those that are sums over its positions.
+    """
     count, lengths = pa.float64(), tuple(gammas)
     return (
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
         Column("rule", CATEGORY, "Id of the acceptance rule."),
-        Column("positions", pa.int64(), "Positions of the document.", "positions", 1),
+        Column("span", CATEGORY, "Span of the document that is counted; null: all of it.", nullable=True),
+        Column("positions", pa.int64(), "Positions that are counted.", "positions", 1),
         Column(
             "proposals", pa.int64(), "Positions where the draft has a proposal: alpha is a mean over these.", "positions", 0
         ),
@@ -334,23 +337,18 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
             nullable=True,
         ),
         *(Column(name, count, doc, "positions", 0, nullable=True) for name, doc in PAIR_COUNTS.items()),
-        Column("thinking_positions", pa.int64(), "Thinking positions; null: no markers configured.", low=0, nullable=True),
-        Column("thinking_proposals", pa.int64(), "Thinking positions with a proposal.", low=0, nullable=True),
-        Column(
-            "thinking_accepted",
-            count,
-            "Sum of accept_<rule> over the thinking positions with a proposal.",
-            "",
-            0,
-            None,
-            True,
-        ),
         Column("impossible", pa.int64(), "Sampled positions whose token has probability 0 in the scoring pass.", low=0),
         Column("mismatches", pa.int64(), "Greedy positions whose token is not target_top of the scoring pass.", low=0),
         Column("clear_mismatches", pa.int64(), "Mismatches that are not near-ties.", low=0),
         Column("near_ties", pa.int64(), "Positions whose two top logits differ by at most the dtype's noise.", low=0),
         Column(
-            "tokens", count, "Tokens emitted by rounds; null: the rule's rounds are not defined here.", "", 0, None, True
+            "tokens",
+            count,
+            "Tokens emitted by rounds; null: the rule's rounds are not defined here, or a span.",
+            "",
+            0,
+            None,
+            True,
         ),
         *(Column(f"rounds_{g}", count, f"Rounds with gamma {g}.", "rounds", 0, nullable=True) for g in lengths),
         *(Column(f"drafted_{g}", count, f"Tokens drafted with gamma {g}.", "tokens", 0, nullable=True) for g in lengths),

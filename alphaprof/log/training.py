@@ -16,8 +16,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from alphaprof.errors import HeadRecordUnreadable, cut
-from alphaprof.log.files import shards_of
-from alphaprof.log.manifest import Manifest
+from alphaprof.log.manifest import Manifest, part_name
 from alphaprof.log.split import STOP, TEST, TIME
 
 TRAINING = "training.json"  # in the folder of a head
@@ -130,8 +129,7 @@ def texts_digest(manifest: Manifest) -> str:
     """Return what identifies the token ids of a run's texts and the target that wrote them: SHA-256, the first 64 bits. A
     run that reuses the texts of another one, with more drafts, has the same.
     """
-    files = [(shards_of(name), file.whole) for name, file in manifest.files.items() if name.startswith("continuations/")]
-    ids = [whole for _, whole in sorted(files, key=lambda file: file[0] or (0, 0))]  # a name holds what attempt wrote it
+    ids = [manifest.files[f"continuations/{part_name(shard.index)}"].sha256 for shard in manifest.shards]
     return hashlib.sha256(json.dumps([manifest.target.fingerprint, ids]).encode()).hexdigest()[:16]
 
 

@@ -372,7 +372,7 @@ def _depths(title: str, results: Sequence[Result]) -> Iterator[Table]:
 
 
 def rules(report: Report) -> Iterator[Block]:
-    """Yield alpha of the rules that the verdict does not concern, a column a rule, then alpha by phase."""
+    """Yield alpha of the rules that the verdict does not concern, a column a rule, then alpha by span."""
     for draft in report.run.drafts:
         mine = [result for result in report.results if result.draft == draft and result.verdict is None]
         if not mine:
@@ -386,7 +386,7 @@ def rules(report: Report) -> Iterator[Block]:
         below = [f"  {words}" for sign, words in MARKS.items() if sign in marks]
         yield table_by_columns(title, rows, below=below, draft=draft)
     for draft in report.run.drafts:
-        yield from _phase_table(report, draft)
+        yield from _span_table(report, draft)
 
 
 def _mark(result: Result) -> str:
@@ -394,17 +394,23 @@ def _mark(result: Result) -> str:
     return fmt.mark(result.on_policy, result.lossy) or " "
 
 
-def _phase_table(report: Report, draft: str) -> Iterator[Table]:
-    """Yield alpha while thinking and while answering, if the profile tells them apart."""
-    columns: Mapping[str, Callable[[Result], str]] = {
-        "rule": lambda item: item.rule + _mark(item),
-        "thinking": lambda item: fmt.share_with_interval(item.phases["thinking"].alpha),
-        "answer": lambda item: fmt.share_with_interval(item.phases["answer"].alpha),
-        "share of thinking": lambda item: fmt.percent(item.phases["thinking"].positions / item.positions),
-    }
-    shown = [result for result in report.results if result.draft == draft and result.phases]
-    title = f"draft {draft}: {wording.alpha_name(report.run, draft)} by phase"
+def _span_table(report: Report, draft: str) -> Iterator[Table]:
+    """Yield alpha in spans of each name and their share of the positions, if the profile tells them apart."""
+    shown = [result for result in report.results if result.draft == draft and result.spans]
+    names = list(dict.fromkeys(name for result in shown for name in result.spans))
+    columns: dict[str, Callable[[Result], str]] = {"rule": lambda item: item.rule + _mark(item)}
+    columns |= {name: partial(_alpha_of_span, name=name) for name in names}
+    columns |= {f"share of\n{name}": partial(_share_of_span, name=name) for name in names}
+    title = f"draft {draft}: {wording.alpha_name(report.run, draft)} by span"
     yield from table_of(title, shown, columns, among=(), left=("rule",))
+
+
+def _alpha_of_span(result: Result, name: str) -> str:
+    return fmt.share_with_interval(result.spans[name].alpha) if name in result.spans else ""
+
+
+def _share_of_span(result: Result, name: str) -> str:
+    return fmt.percent(result.spans[name].positions / result.positions) if name in result.spans else ""
 
 
 def causes(report: Report) -> Iterator[Block]:
@@ -856,7 +862,7 @@ SECTIONS = (
     Section("gammas", "tokens per round and speedup at every gamma", gammas, "no text has rounds"),
     Section(
         "rules",
-        "acceptance under other rules, and by phase",
+        "acceptance under other rules, and by span",
         rules,
         "the run has only the verdict's rules: add one with report --rules additive:0.2 (see alphaprof rules)",
     ),

@@ -141,7 +141,7 @@ def _judged_pools(
     """
     question, costs, gammas = inputs.question, inputs.costs, inputs.run.gammas
     of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.documents.groups}
-    readers = [DraftTotalsReader(inputs, draft, shown) for draft in inputs.run.manifest.drafts]
+    readers = [DraftTotalsReader(inputs, draft, shown, spans=True) for draft in inputs.run.manifest.drafts]
     deciding = inputs.deciding  # what is shown begins with these
     waiting: deque[tuple[DraftPool, Future[Result]]] = deque()
     judged: list[ResultOnText] = []
@@ -157,7 +157,7 @@ def _judged_pools(
         for rules in (deciding, shown[len(deciding) :]):
             for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
                 key = ResultKey(item.domain, item.draft, item.rule, inputs.run.manifest.drafts[item.draft], costs)
-                waiting.append((item, threads.submit(build_result, key, item.pool, question, gammas)))
+                waiting.append((item, threads.submit(build_result, key, item.pool, item.spans, question, gammas)))
                 if question.rule_for(item.pool.policy) == item.rule.id:  # the others are not needed again, and large
                     decisive.append(item)
                 collect(AHEAD)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from alphaprof.costs.cost_model import Cost, CostModel, cost_of, open_costs
 from alphaprof.costs.speedup import UNTIMED, Timing
 from alphaprof.log.manifest import StoredProfile
 from alphaprof.log.run import Run
+from alphaprof.log.tables import of_rule, of_spans, whole_documents
 from alphaprof.report.result import contradiction
 from alphaprof.report.verdict import Evidence, Question, not_defined
 from alphaprof.rules import BoundRule, rules_of
@@ -22,7 +23,7 @@ from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals
 from alphaprof.totals.hybrid import with_hybrids
-from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pooled_columns, pools
+from alphaprof.totals.pool import SHARED, SPAN_COLUMNS, DocumentTotals, SpanTotals, merged, pooled_columns, pools, spans_of
 
 Array = np.ndarray[Any, Any]
 
@@ -87,51 +88,68 @@ class ReportInputs:
 
 @dataclass(frozen=True)
 class DraftPool:
-    """The pool of one draft, rule and domain."""
+    """The pool of one draft, rule and domain, and of its `spans`, by name, if they were asked for."""
 
     draft: str
     rule: BoundRule
     domain: str
     pool: DocumentTotals
+    spans: dict[str, SpanTotals] = field(default_factory=dict)
 
 
 class DraftTotalsReader:
     """The pools of one draft, rule by rule of those that are `asked` for. What is stored is read rule by rule, in the
-    memory of one; what is not is computed once for all of them. Columns that no rule changes are read once.
+    memory of one; what is not is computed once for all of them. Columns that no rule changes are read once. `spans`: with
+    those of spans.
     """
 
-    def __init__(self, inputs: ReportInputs, draft: str, asked: Sequence[str]) -> None:
+    def __init__(self, inputs: ReportInputs, draft: str, asked: Sequence[str], spans: bool = False) -> None:
         self.draft, self._facts = draft, inputs.run.manifest.drafts[draft]
         self._inputs, self._asked, self._totals = inputs, asked, DraftTotals(inputs.run, draft)
         self._shared: list[dict[str, Array]] = []
+        self._spans = spans
 
     def pools(self, name: str) -> Iterator[DraftPool]:
         """Yield the pools of one rule, by its id, one for each domain and kind of text."""
         inputs, (rule,), shared = self._inputs, rules_of([name]), tuple(self._shared)
-        gammas = inputs.run.gammas
+        gammas, spans = inputs.run.gammas, list[pa.Table]()
+
+        def whole(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+            for table in tables:
+                mine = of_rule(table, rule.id)
+                spans.append(of_spans(mine).select(SPAN_COLUMNS))
+                yield whole_documents(mine)
 
         def filled(tables: Iterable[pa.Table]) -> list[tuple[str, DocumentTotals]]:
-            return list(pools(tables, inputs.documents, rule.id, gammas, shared, inputs.request().stops(self._facts)))
+            chosen = whole(tables) if self._spans else tables
+            return list(pools(chosen, inputs.documents, rule.id, gammas, shared, inputs.request().stops(self._facts)))
 
         if self._computed is not None:
             by_domain = filled(self._computed)
         else:
             has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in inputs.policies)
             columns = pooled_columns(gammas if has_rounds else (), own=bool(shared))
-            by_domain = self._totals.read(inputs.request([rule.id]), columns, filled)
+            by_domain = filled(self._tables([rule.id], columns))
         if not shared:
             self._shared += [{column: pool[column] for column in SHARED} for _, pool in by_domain]
-        for domain, pool in by_domain:
-            yield DraftPool(self.draft, rule, domain, pool)
+        of_groups = spans_of(spans, inputs.documents)
+        self._spans = any(of_groups)  # if one rule has none, no rule has
+        for (domain, pool), mine in zip(by_domain, of_groups, strict=True):
+            yield DraftPool(self.draft, rule, domain, pool, mine)
+
+    def _tables(self, rules: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield columns of the totals of rules, and the rows of spans if they are asked for."""
+        request = replace(self._inputs.request(rules), spans=self._spans)
+        return self._totals.tables(request, [*columns, *SPAN_COLUMNS] if self._spans else columns)
 
     @cached_property
     def _computed(self) -> list[pa.Table] | None:
         """The totals of all rules that are asked for; None if they lie in files."""
         inputs, run = self._inputs, self._inputs.run
         request = inputs.request([rule.id for rule in rules_of(self._asked)])
-        if request.stored and run.manifest.status == "complete" and set(self._asked) <= set(run.rules):
+        if request.stored and self._totals.stored is not None and set(self._asked) <= set(run.rules):
             return None
-        return self._totals.read(request, pooled_columns(run.gammas), list)
+        return list(self._tables(request.rules, pooled_columns(run.gammas)))
 
 
 def draft_pools(inputs: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:

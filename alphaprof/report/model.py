@@ -41,8 +41,8 @@ class GammaResult:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Acceptance in one part of the texts: thinking or answer."""
+class SpanAcceptance:
+    """Acceptance in the spans of one name, such as thinking or answer."""
 
     positions: int
     alpha: Interval | None  # acceptance pooled over positions with a proposal
@@ -75,7 +75,7 @@ class Result:
     impossible: float | None  # share of sampled tokens to which the scoring pass gives probability 0
     self_check: Interval | None  # mean of a_t minus mean of beta_t, 0 on average on-policy; interval at 99.9%
     burstiness: Interval | None  # lag-1 autocorrelation of acceptance; None: nothing varies, or a lossy rule
-    phases: dict[str, Phase]  # empty if no markers are configured
+    spans: dict[str, SpanAcceptance]  # by name; empty if none are configured
     gammas: tuple[GammaResult, ...]  # empty if rounds are not defined (off-policy text, lossy rules)
     best_gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
     speedup: Interval | None  # at best_gamma, with the one-sided bounds that decide

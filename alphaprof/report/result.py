@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,12 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Domain, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.log.manifest import DraftFacts
 from alphaprof.report import speeds
-from alphaprof.report.model import AtConcurrency, GammaResult, Phase, Result
+from alphaprof.report.model import AtConcurrency, GammaResult, Result, SpanAcceptance
 from alphaprof.report.verdict import Decision, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import by_chance
-from alphaprof.totals.pool import DocumentTotals
+from alphaprof.totals.pool import DocumentTotals, SpanTotals
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
@@ -37,8 +37,10 @@ class ResultKey:
     costs: CostModel | None
 
 
-def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gammas: Sequence[int]) -> Result:
-    """Everything about one domain, draft and rule."""
+def build_result(
+    key: ResultKey, pool: DocumentTotals, spans: Mapping[str, SpanTotals], question: Question, gammas: Sequence[int]
+) -> Result:
+    """Everything about one domain, draft and rule; `spans`: totals of the same documents' spans, by name."""
     rule = key.rule
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
@@ -73,7 +75,7 @@ def build_result(key: ResultKey, pool: DocumentTotals, question: Question, gamma
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
         self_check=_self_check(pool) if sampled and pool.defined else None,
         burstiness=_burstiness(pool, question.confidence),
-        phases=_by_phase(pool, question.confidence),
+        spans={name: _of_span(totals, question.confidence) for name, totals in spans.items()},
         gammas=by_gamma,
         best_gamma=best,
         speedup=decision.bounds,
@@ -154,17 +156,10 @@ def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
     return autocorrelation(pool.cluster, sums, confidence)
 
 
-def _by_phase(pool: DocumentTotals, confidence: float) -> dict[str, Phase]:
-    """Return acceptance while thinking and while answering; nothing if the profile has no markers."""
-    if np.isnan(pool["thinking_positions"].astype(float)).any():
-        return {}
-    phases = {}
-    for name, sign in (("thinking", 0), ("answer", 1)):
-        accepted, proposals, positions = (
-            np.abs(sign * pool[total] - pool[f"thinking_{total}"]) for total in ("accepted", "proposals", "positions")
-        )
-        phases[name] = Phase(int(positions.sum()), pooled_share(pool.cluster, accepted, proposals, confidence))
-    return phases
+def _of_span(totals: SpanTotals, confidence: float) -> SpanAcceptance:
+    """Return acceptance in the spans of one name."""
+    alpha = pooled_share(totals.cluster, totals.accepted, totals.proposals, confidence)
+    return SpanAcceptance(int(totals.positions.sum()), alpha)
 
 
 def _gamma(

@@ -62,7 +62,8 @@ def _file_notes(facts: RunFacts, run: Run) -> Found:
     manifest, documents, logged = run.manifest, facts.documents, facts.log_documents
     if not facts.complete:
         yield note("partial", documents=documents)
-    yield from (note("damaged", file=name) for name in sorted(run.damaged))
+    if facts.complete and not all(map(run.has_totals, manifest.drafts)):
+        yield note("recounted")
     if not run.has_log and manifest.imported is None and manifest.shards:
         yield note("no_log")
     if logged is not None and logged < documents:  # verdicts and results rest on totals, which are always read whole

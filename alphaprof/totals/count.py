@@ -1,4 +1,4 @@
-"""From the position log to totals: a row per document and rule, everything that reports read."""
+"""From the position log to totals: a row per document, rule and span, everything that reports read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, Column, arrow_schema, deeper_names, depth_names
@@ -25,7 +24,8 @@ from alphaprof.totals.replay import (
     runs_by_depth,
 )
 
-Counts = dict[str, dict[str, Array]]  # of one shard: by rule and column, [documents]; NaN or no column: null
+Columns = dict[str, Array]  # by name; NaN or no column: null
+Counts = dict[str, tuple[Columns, ...]]  # of one shard, by rule: of whole documents, and of spans if there are any
 SHAPED = ("document", "continuation_tokens", "on_policy", "temperature")  # what a `Shape` is made from
 READ = (
     *("token", "target_top", "draft_top", "target_top_prob", "target_second_prob", "target_entropy", "target_token_prob"),
@@ -36,13 +36,14 @@ READ = (
 
 @dataclass(frozen=True)
 class TotalsRequest:
-    """What totals are asked for: ids of rules, speculation lengths, and the top probability below which a draft model
-    stops.
+    """What totals are asked for: ids of rules, speculation lengths, and the top probability below which a draft model stops;
+    `spans`: those of spans too, after those of whole documents.
     """
 
     rules: Sequence[str]
     gammas: Sequence[int]
     p_min: float = 0.0
+    spans: bool = False
 
     @property
     def stored(self) -> bool:
@@ -85,6 +86,39 @@ class Shape:
         return np.repeat(values, self.stop - self.start)
 
 
+@dataclass(frozen=True)
+class Spans:
+    """Where spans of documents lie in the positions of a shard: `start` of each run of positions of one span, and the `row`
+    that it belongs to, [runs]; document and name of each row, [rows], by document.
+    """
+
+    start: Array
+    row: Array
+    document: Array
+    name: Array
+
+    @classmethod
+    def of(cls, positions: pa.Table, shape: Shape) -> Spans:
+        """From the log and its documents; positions without a span are in no row."""
+        encoded = positions["span"].cast(pa.string()).combine_chunks().dictionary_encode()
+        names, codes = encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy()
+        rank = np.argsort(np.argsort(names, kind="stable"), kind="stable")  # rows are the same whichever comes first
+        codes = np.append(rank, -1)[codes]
+        place = shape.each(np.arange(len(shape.document)))
+        begins = (np.diff(codes, prepend=-2) != 0) | (np.diff(place, prepend=-1) != 0)
+        start = np.flatnonzero(begins)
+        key = np.where(codes[start] < 0, -1, place[start] * max(len(names), 1) + codes[start])
+        keys, row = np.unique(key, return_inverse=True)
+        empty = int(len(keys) > 0 and keys[0] < 0)
+        document, name = np.divmod(keys[empty:], max(len(names), 1))
+        return cls(start, row - empty, shape.document[document], np.array(sorted(names), dtype=object)[name])
+
+    def sums(self, values: Array) -> Array:
+        """Return sums [rows] of values [positions]."""
+        each, held = np.add.reduceat(values, self.start, dtype=np.float64), self.row >= 0
+        return np.bincount(self.row[held], each[held], len(self.name))
+
+
 def policies(documents: pa.Table) -> Array:
     """Return how the target chose the tokens of each document, [documents]: greedy, sampled, or empty if it did not."""
     on_policy = documents["on_policy"].to_numpy(zero_copy_only=False).astype(bool)
@@ -101,17 +135,25 @@ def counts(
     (target, draft), shape = models, Shape.of(documents)
     request = dataclasses.replace(request, gammas=draft.lengths(request.gammas))
     columns = _columns(positions, shape, request, draft)
-    ready = columns["proposed"] > 0
-    shared = _shared_counts(columns, shape, target.measured_noise)
+    ready, flags = columns["proposed"] > 0, _flags(columns, shape, target.measured_noise)
+    parts: list[Shape | Spans] = [shape]
+    if request.spans and positions["span"].null_count < len(positions):
+        parts.append(Spans.of(positions, shape))
+    shared = [_shared_counts(part, flags) for part in parts]
     by_rule: Counts = {}
     for rule in rules_of(request.rules):
-        accept = np.where(ready, rule.accept(columns), 0.0)
-        data = by_rule[rule.id] = shared | {"accepted": shape.sums(accept)} | _thinking(columns, shape, accepted=accept)
+        summed = {"accepted": np.where(ready, rule.accept(columns), 0.0)}
         emitted = rule.emitted(columns)
+        if emitted is not None:
+            summed["emitted"] = np.where(ready, emitted, 0.0)
+        by_rule[rule.id] = tuple(
+            of_all | {name: part.sums(values) for name, values in summed.items()}
+            for part, of_all in zip(parts, shared, strict=True)
+        )
         if emitted is None:
             continue
-        kept = np.where(ready, emitted, 0.0)
-        data |= {"emitted": shape.sums(kept)} | _pairs(ready, kept, shape)
+        data, accept, kept = by_rule[rule.id][0], summed["accepted"], summed["emitted"]
+        data |= _pairs(ready, kept, shape)
         defined = np.isin(shape.policy, rule.rule.policies)
         if defined.any() and has_rounds(rule, draft):
             trace, chances = _traced(rule, columns, shape, (kept, accept), draft, request)
@@ -244,9 +286,10 @@ def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
 
 
 def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
-    """Return columns of a draft's log that rules and replay read."""
+    """Return columns of a draft's log that rules and replay read, and spans if they are asked for."""
     bound = rules_of(request.rules)
     more = ["draft_top_prob"] if request.p_min else []
+    more += ["span"] if request.spans else []
     more += [BY_LOOKUP] if draft.hybrid else []
     deeper = (name for rule in bound for name in depth_columns(rule, draft))
     return [*READ, *more, *dict.fromkeys(deeper)]
@@ -261,25 +304,15 @@ def array_of(column: pa.ChunkedArray) -> Array:
 
 def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest, draft: DraftFacts) -> dict[str, Array]:
     """Return the columns that rules and replay read."""
-    names = columns_of(request, draft)
+    names = columns_of(dataclasses.replace(request, spans=False), draft)
     columns = {name: array_of(positions[name]) for name in names}
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
-    phase = positions["phase"].cast(pa.string())
-    if phase.null_count == 0:
-        columns["thinking"] = pc.equal(phase, "thinking").to_numpy().astype(bool)
     return columns
 
 
-def _thinking(columns: dict[str, Array], shape: Shape, **values: Array) -> dict[str, Array]:
-    """Return sums [documents] of values over positions in the phase thinking, by their names; nothing without phases."""
-    if "thinking" not in columns:
-        return {}
-    return {f"thinking_{name}": shape.sums(np.where(columns["thinking"], each, 0)) for name, each in values.items()}
-
-
-def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dict[str, Array]:
-    """Return counts that do not depend on the rule."""
+def _flags(columns: dict[str, Array], shape: Shape, noise: float) -> dict[str, Array]:
+    """Return which positions are counted whatever the rule, by column of the totals, [positions]."""
     greedy = columns["greedy"]
     # On the plain softmax the log of a ratio of probabilities is the difference of the logits.
     with np.errstate(divide="ignore"):
@@ -287,16 +320,20 @@ def _shared_counts(columns: dict[str, Array], shape: Shape, noise: float) -> dic
     tied = shape.each(shape.plain) & (gap <= noise * (1 + 1e-3))  # a gap of just one step of the dtype comes back rounded
     odd = (columns["token"] != columns["target_top"]) & greedy
     impossible = (columns["target_token_prob"] == 0) & shape.each(shape.policy == SAMPLED)
-    ready = columns["proposed"] > 0
-    return _thinking(columns, shape, positions=np.ones(len(greedy)), proposals=ready) | {
-        "document": shape.document,
-        "positions": shape.stop - shape.start,
-        "proposals": shape.sums(ready).astype(np.int64),
-        "impossible": shape.sums(impossible).astype(np.int64),
-        "mismatches": shape.sums(odd).astype(np.int64),
-        "clear_mismatches": shape.sums(odd & ~tied).astype(np.int64),
-        "near_ties": shape.sums(tied).astype(np.int64),
+    return {
+        "positions": np.ones(len(greedy), dtype=bool),
+        "proposals": columns["proposed"] > 0,
+        "impossible": impossible,
+        "mismatches": odd,
+        "clear_mismatches": odd & ~tied,
+        "near_ties": tied,
     }
+
+
+def _shared_counts(part: Shape | Spans, flags: dict[str, Array]) -> Columns:
+    """Return counts that do not depend on the rule."""
+    named = {"span": part.name} if isinstance(part, Spans) else {}
+    return {"document": part.document} | named | {name: part.sums(flag).astype(np.int64) for name, flag in flags.items()}
 
 
 def _round_columns(by_gamma: dict[int, Rounds], defined: Array) -> dict[str, Array]:
@@ -343,11 +380,13 @@ def _step_columns(trace: Trace, stepped: Array, request: TotalsRequest, defined:
 
 
 def table_of(shards: Sequence[Counts], columns: Iterable[Column]) -> pa.Table:
-    """Return counts of several shards, all of the same rules, as a table of some columns of totals, by rule and document."""
+    """Return counts of several shards, all of the same rules, as a table of some columns of totals: by rule, whole documents
+    before spans, and document.
+    """
     schema = arrow_schema(columns)
     tables = []
     for rule in shards[0]:
-        parts = [shard[rule] for shard in shards]
+        parts = [shard[rule][0] for shard in shards] + [part for shard in shards for part in shard[rule][1:]]
         sizes = [len(part["document"]) for part in parts]
         arrays = {field.name: _column(parts, sizes, field) for field in schema if field.name != "rule"}
         arrays["rule"] = pa.DictionaryArray.from_arrays(np.zeros(sum(sizes), dtype=np.int32), [rule])
@@ -355,10 +394,11 @@ def table_of(shards: Sequence[Counts], columns: Iterable[Column]) -> pa.Table:
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _column(parts: Sequence[dict[str, Array]], sizes: Sequence[int], field: pa.Field) -> pa.Array:
+def _column(parts: Sequence[Columns], sizes: Sequence[int], field: pa.Field) -> pa.Array:
     """Return one column of several shards; null if a shard does not have it, or NaN, unless it must have values."""
     name = field.name
     if not any(name in part for part in parts):
         return pa.nulls(sum(sizes), field.type)
-    values = [part[name] if name in part else np.full(size, np.nan) for part, size in zip(parts, sizes, strict=True)]
+    blank = None if pa.types.is_dictionary(field.type) else np.nan
+    values = [part[name] if name in part else np.full(size, blank) for part, size in zip(parts, sizes, strict=True)]
     return pa.array(np.concatenate(values), from_pandas=field.nullable).cast(field.type)

@@ -24,6 +24,8 @@ import pyarrow as pa
 import torch
 from transformers import AutoModelForCausalLM
 
+from alphaprof.log.manifest import read_records, segment_of
+from alphaprof.log.storage import storage_of
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
@@ -381,7 +383,7 @@ def write_profile(setting: Setting) -> None:
 def run_profile(setting: Setting, name: str, device: Any, resume: bool = False) -> Any:
     """A run of that profile on a device."""
     from alphaprof.config.load import load_profile
-    from alphaprof.profiling.run.profile import profile
+    from alphaprof.profiling.profile import profile
 
     options = load_profile(setting.folder / "profile.yaml", [f"target.device={device}"])
     return profile(options, setting.folder / name, Mock(), resume)  # a progress that says nothing
@@ -428,11 +430,11 @@ def resume(setting: Setting) -> Iterator[Line]:
 
 
 def same_tables(what: str, whole: Path, other: Path) -> Line:
-    """Whether two runs hold the same tables, by what the names of their files say beside who wrote them."""
+    """Whether two runs hold the same tables, by the names of their files."""
     import pyarrow.parquet as pq
 
     tables = [
-        {str(path.relative_to(run).with_suffix("").with_suffix("")): pq.ParquetFile(path).read() for path in found}
+        {str(path.relative_to(run)): pq.ParquetFile(path).read() for path in found}
         for run, found in ((run, sorted(run.rglob("*.parquet"))) for run in (whole, other))
     ]
     same = tables[0].keys() == tables[1].keys()
@@ -465,8 +467,8 @@ def kill_after_a_shard(setting: Setting, out: Path) -> tuple[int, int | None]:
 
 
 def shards_of(out: Path) -> int:
-    """How many shards of a run are committed."""
-    return len(list(out.glob("commits/*.json")))
+    """How many of the first shards of a run are scored."""
+    return len(read_records(storage_of(out), segment_of("rows", 0)))
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import io
 import json
@@ -14,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid
 from alphaprof.log.manifest import VERSION
 from alphaprof.log.storage import storage_of
 from tests.loops import each
-from tests.synthetic import Recipe, write_run
+from tests.synthetic import Recipe, altered, write_run
 
 # A stand-in for `python -m alphaprof` in which packages cannot be imported.
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys({packages!r})); from alphaprof.cli.app import main; main()"
@@ -88,7 +88,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name / "manifest.json").write_text(text)
     begun = write_run(folder / "begun")
     config = load_profile(folder / "profile.yaml", limit=1).model_dump(mode="json")
-    begun.write_manifest(dataclasses.replace(begun.manifest, config=config))
+    altered(begun, config=config)
     (folder / "taken").mkdir()
     (folder / "taken" / "notes.txt").write_text("mine")
     return folder
@@ -106,7 +106,7 @@ def assert_two_lines(result: subprocess.CompletedProcess[str], code: int, proble
 
 LONG = "x" * 256
 NEW = "profile profile.yaml --out new"
-OTHER = f"is not version {VERSION} of an alphaprof run"
+OTHER = f"is version 99 of an alphaprof run, not version {VERSION}"
 # A command, its exit code, and words of its error and its hint.
 ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set gamas=[1]", 2, "unknown key gamas", "did you mean gammas?"),
@@ -232,8 +232,11 @@ def test_the_next_command_can_be_pasted(
     name: str, pasted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_run(Path(name))
-    measuring._say_done(name)
+    run, options = write_run(Path(name)), SimpleNamespace(execution=SimpleNamespace(workers=1))
+    monkeypatch.setattr(measuring, "loaded_profile", lambda *_: options)
+    monkeypatch.setattr(measuring, "require_references", lambda *_, **__: None)
+    monkeypatch.setattr("alphaprof.profiling.profile.profile", lambda *_: run)
+    measuring.profile(Path("profile.yaml"), name)
     assert f"Next: alphaprof report {pasted}\n" in capsys.readouterr().out
     with pytest.raises(OptionInvalid) as caught:
         export_texts(name, None)

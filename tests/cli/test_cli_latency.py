@@ -97,7 +97,7 @@ def test_what_needs_step_times_refuses_a_profile_without_before_any_model_is_loa
     profile: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], source: str, problem: str
 ) -> None:
     monkeypatch.chdir(profile.parent)
-    monkeypatch.setattr("alphaprof.profiling.run.profile.load_tokenizer", pytest.fail)
+    monkeypatch.setattr("alphaprof.profiling.profile.load_tokenizer", pytest.fail)
     error = failed(called(command[0], profile, "--set", f"costs.source={source}", *command[1:]))
     assert (problem in error.message, error.exit_code) == (True, 2)
 
@@ -187,6 +187,6 @@ def test_steps_that_cannot_be_timed_end_the_command(profile: Path, tmp_path: Pat
 
 
 def test_wrong_data_are_found_before_weights_are_loaded(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaprof.profiling.run.profile.load_model", pytest.fail)
+    monkeypatch.setattr("alphaprof.profiling.profile.load_model", pytest.fail)
     error = failed(called("profile", profile, "--out", profile.parent / "new", "--set", "data.0.prompt='{nowhere}'"))
     assert "has no column 'nowhere'" in error.message

@@ -94,21 +94,30 @@ def test_what_cannot_be_asked_is_refused_in_two_lines(
     assert len(lines[1]) > len("hint: ")
 
 
-def test_a_report_on_damaged_totals_says_so_and_keeps_its_numbers(tmp_path: Path, console_script: Runner) -> None:
-    """They are worked out again from the log; --verify, which looks at every byte, ends with an error."""
+def test_damage_is_an_error_and_missing_totals_are_counted_again(tmp_path: Path, console_script: Runner) -> None:
+    """From the log, with a note; --verify looks at every byte."""
     run = write_run(tmp_path / "run", Recipe())
     expected = answered(console_script, run.path, "--verify")
-    names = sorted(name for name in run.manifest.files if name.startswith(("documents/", "totals/")))
-    for name in names:
+    totals = "totals/draft=small/part-00000.parquet"
+    for name in ("documents.parquet", totals):
+        whole = (run.path / name).read_bytes()
         (run.path / name).write_bytes(flipped(run.path / name, 8 * 50))
-    found = answered(console_script, run.path)
-    warnings = found["notes"][: len(names)]
-    assert [(item["code"], item["message"].split()[0]) for item in warnings] == [("damaged", name) for name in names]
-    assert found | {"notes": found["notes"][len(names) :]} == expected
+        code, output, errors = console_script("report", run.path)
+        assert (code, output) == (6, "")
+        assert f"{name} is damaged: its content has changed" in errors
+        assert "hint: write it again with alphaprof profile --resume" in errors
+        (run.path / name).write_bytes(whole)
+    for name in ("positions/draft=small/part-00001.parquet", "continuations/part-00001.parquet"):
+        (run.path / name).write_bytes(flipped(run.path / name, 8 * 50))
     code, output, errors = console_script("report", run.path, "--verify")
     assert (code, output) == (6, "")
-    assert "is damaged: its content has changed (and 1 more of 9 files)" in errors
+    assert f"is damaged: its content has changed (and 1 more of {len(run.manifest.files)} files)" in errors
     assert "hint: write it again with alphaprof profile --resume" in errors
+    run = write_run(tmp_path / "run", Recipe())
+    (run.path / totals).unlink()
+    found = answered(console_script, run.path)
+    assert found["notes"][0]["code"] == "recounted"
+    assert found | {"notes": found["notes"][1:]} == expected
 
 
 def test_the_list_of_rules_names_every_rule_and_what_is_not_modelled(console_script: Runner) -> None:

@@ -28,13 +28,13 @@ from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import AlphaprofError
+from alphaprof.log.run import Run
 from alphaprof.log.training import read_training
-from alphaprof.log.writer import RunWriter
 from tests.commands import test_import_prometheus as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response
 from tests.costs.test_roofline import LLAMA
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe, altered, write_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -95,6 +95,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
     for name, recipe in RUNS.items():
         with_shapes(write_run(folder / name, recipe))
+    for part in range(2):  # of one shard each
+        altered(write_run(folder / f"runs/{part}", Recipe(domains={"code": Domain(documents=4)})), part=f"{part}/2")
     os.symlink(ROOT / "profiles", folder / "profiles")
     (readme,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (folder / "my.yaml").write_text(readme)
@@ -122,7 +124,7 @@ def logged(chances: dict[str, float]) -> Iterator[str]:
         yield json.dumps(response(number, **counted(accepted, [4] * 40, 4)) | {"domain": domain, "usage": usage})
 
 
-def with_shapes(run: RunWriter) -> RunWriter:
+def with_shapes(run: Run) -> Run:
     """The run with models whose bytes and FLOPs are known, so that a roofline can tell step times."""
     shape = dataclasses.asdict(ModelShape.from_config(LLAMA))
     manifest = run.manifest
@@ -131,8 +133,7 @@ def with_shapes(run: RunWriter) -> RunWriter:
         for name, facts in manifest.drafts.items()
     }
     target = dataclasses.replace(manifest.target, shape=shape)
-    run.write_manifest(dataclasses.replace(manifest, target=target, drafts=drafts))
-    return run
+    return altered(run, target=target, drafts=drafts)
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.name)

@@ -16,10 +16,9 @@ from alphaprof.cli.app import app
 from alphaprof.config.load import changed_question
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import ratio, share_interval
-from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
+from tests.synthetic import Domain, Recipe, altered, rewritten, stored_totals, write_run
 
 RECIPE = Recipe(
     domains={"code": Domain(documents=30, alpha=0.8, spread=0.05), "chat": Domain(documents=30, alpha=0.5, spread=0.05)},
@@ -216,7 +215,7 @@ def test_what_cannot_be_checked_is_refused(run: Run, arguments: list[str], probl
 def test_another_target_is_refused_unless_it_is_what_is_asked_about(run: Run, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", RECIPE)
     target = dataclasses.replace(other.manifest.target, fingerprint="f" * 64, dtype="float16")
-    other.write_manifest(dataclasses.replace(other.manifest, target=target))
+    altered(other, target=target)
     code, _, result = check(other, "--draft", "small", "--baseline", str(run.path))
     assert code == 12
     assert "have different targets" in str(result.exception)
@@ -295,6 +294,6 @@ def test_hybrids_and_a_p_min_that_is_auto_are_checked_as_the_report_judges_them(
     assert found["items"][0]["documents"] == 30
     config = changed_question(judged.manifest.config, ["hybrids.both={first: ngram, then: small, min_match: 1}"])
     config["decision"] |= {"draft": "both", "p_min": 0}
-    RunWriter(judged.path, judged.manifest).write_manifest(dataclasses.replace(judged.manifest, config=config))
+    altered(judged, config=config)
     code, found, result = check(judged, "--min-acceptance-length", "1")
     assert (code, found and found["draft"]) == (0, "both"), result.exception

@@ -20,9 +20,8 @@ from alphaprof.commands.check import SAME
 from alphaprof.errors import AlphaprofError
 from alphaprof.log.manifest import ModelFacts
 from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.render.json import json_schema
-from tests.synthetic import Domain, Recipe, rewritten, stored_totals, write_run
+from tests.synthetic import Domain, Recipe, altered, rewritten, stored_totals, write_run
 
 CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)
 WIDE = ("--margin", "1")  # no draft can lose more than all
@@ -168,13 +167,11 @@ STRICTLY = ("--undecided", "fail")
 FEW = {"code": dataclasses.replace(CODE, documents=2), "chat": dataclasses.replace(CHAT, documents=2)}
 
 
-def rerun(run: Run, folder: Path, **facts: Any) -> RunWriter:
+def rerun(run: Run, folder: Path, **facts: Any) -> Run:
     """A copy, as an unbroken repetition writes it; `facts` of its draft are others."""
     shutil.copytree(run.path, folder)
     drafts = {name: dataclasses.replace(own, **facts) for name, own in run.manifest.drafts.items()}
-    copy = RunWriter.open(folder)
-    copy.write_manifest(dataclasses.replace(run.manifest, drafts=drafts))
-    return RunWriter.open(folder)
+    return altered(Run.open(folder), drafts=drafts)
 
 
 def test_the_same_draft_passes_at_two_documents_and_nothing_is_estimated(tmp_path: Path) -> None:
@@ -205,7 +202,7 @@ def test_another_dtype_or_target_is_never_the_same_draft(tmp_path: Path) -> None
     assert held(rerun(run, tmp_path / "half", dtype="float16"), run, *STRICTLY)[0] == 11
     other = rerun(run, tmp_path / "new")
     target: ModelFacts = dataclasses.replace(run.manifest.target, fingerprint="2" * 64)
-    other.write_manifest(dataclasses.replace(other.manifest, target=target))
+    altered(other, target=target)
     assert held(other, run, "--allow-target-change", *STRICTLY)[0] == 11
     assert held(other, run)[0] == 12
 

@@ -15,11 +15,10 @@ import pytest
 
 from alphaprof.config.load import changed_question
 from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import ratio, share_interval
 from tests.commands.test_check import check
-from tests.synthetic import Domain, Recipe, stored_totals, write_run
+from tests.synthetic import Domain, Recipe, altered, stored_totals, write_run
 
 CODE, CHAT = Domain(documents=30, alpha=0.8, spread=0.05), Domain(documents=30, alpha=0.5, spread=0.05)
 BOTH = {"code": CODE, "chat": CHAT}
@@ -93,7 +92,7 @@ def test_a_domain_of_weight_0_does_not_fail_against_a_baseline(tmp_path: Path) -
 THRESHOLDS = ("--min-alpha", "--min-acceptance-length", "--min-speedup")
 
 
-def with_rounds(run: RunWriter, rounds: int) -> Run:
+def with_rounds(run: Run, rounds: int) -> Run:
     """The run with step times of so many timing rounds, which hardly differ."""
     rng, rows = np.random.default_rng(3), []
     table = run.latency()
@@ -101,9 +100,7 @@ def with_rounds(run: RunWriter, rounds: int) -> Run:
     for row in table.to_pylist():
         times = row["median_ms"] * (1 + 1e-4 * rng.standard_normal(rounds))
         rows.append(row | {"rounds_ms": times.tolist(), "median_ms": float(np.median(times)), "repeats": rounds})
-    run.write_latency(pa.Table.from_pylist(rows, schema=table.schema))
-    run.write_manifest(run.manifest)
-    return RunWriter.open(run.path)
+    return altered(run, pa.Table.from_pylist(rows, schema=table.schema))
 
 
 def served_otherwise(folder: Path) -> Run:

@@ -17,7 +17,6 @@ from alphaprof.commands.export.texts import FILES, export_texts
 from alphaprof.errors import DataEmpty, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.log.run import Run
 from alphaprof.log.split import PARTS, TEST, TIME, TRAIN, split, texts_of
-from alphaprof.log.writer import RunWriter
 from tests.conftest import Runner
 from tests.synthetic import VOCABULARY, Domain, Recipe, interrupted, replaced, write_run
 
@@ -32,7 +31,7 @@ RECIPE = Recipe(
 Rows = dict[str, list[dict[str, Any]]]
 
 
-def with_prompts(run: RunWriter) -> RunWriter:
+def with_prompts(run: Run) -> Run:
     """The run with a prompt of its own for each `prompt_hash`: those of a synthetic run are all the same tokens."""
     texts = {}
     for shard in run.shards:

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from alphaprof.commands.trees import NODES, TextTrees, TreesReport, TreeTokens, build_trees, read_trees
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run import Run, RunDraft
-from alphaprof.log.writer import RunWriter
 from alphaprof.render.answer import answer_text
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
@@ -27,7 +25,7 @@ from alphaprof.theory.trees import Tree, optimal_tree
 from alphaprof.totals.documents import lots_of
 from tests.conftest import Runner
 from tests.reporting import log_of, only
-from tests.synthetic import Domain, Recipe, interrupted, rewritten, write_run
+from tests.synthetic import Domain, Recipe, interrupted, rewritten, stored_totals, write_run
 
 STORY = Domain(documents=10, alpha=0.6, temperature=0.7, continuation="sampled")
 RECIPE = Recipe(
@@ -56,7 +54,7 @@ def spread(seed: int = 0) -> Callable[[pd.DataFrame], None]:
     return change
 
 
-def made(path: Path, recipe: Recipe = RECIPE, seed: int = 0) -> RunWriter:
+def made(path: Path, recipe: Recipe = RECIPE, seed: int = 0) -> Run:
     """A synthetic run whose ranks are those of a draft that is near where it is wrong."""
     return rewritten(write_run(path / "run", recipe), "small", spread(seed))
 
@@ -520,7 +518,7 @@ def test_trees_of_a_head_follow_its_ranks_by_depth(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", recipe)
     full = Tree.full(2, 3)
     report = build_trees(RunDraft(run, "head"), nodes=(0,), given={"full": full})
-    totals = pa.concat_tables([run.totals(part) for part in run.totals_parts("head")]).to_pandas()
+    totals = stored_totals(run, "head")
     mine = totals[totals["rule"] == "tree_2"]
     (traffic,) = [tokens for tokens in report.traffic if tokens.tree == "full"]
     assert traffic.rounds == mine["rounds_3"].sum()

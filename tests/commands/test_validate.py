@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaprof.cli.common import run_directory
 from alphaprof.commands.validate.validation import (
     TAIL,
     ClockError,
@@ -35,7 +36,6 @@ from alphaprof.errors import (
 )
 from alphaprof.log.run import Run
 from alphaprof.log.schema import depth_names
-from alphaprof.log.writer import RunWriter, run_directory
 from alphaprof.render.answer import answer_text
 from alphaprof.report import format as fmt
 from alphaprof.stats.estimate import quantile
@@ -43,7 +43,7 @@ from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.cli.test_cli_errors import profile
 from tests.conftest import Runner, slow
-from tests.synthetic import Recipe, write_run
+from tests.synthetic import Recipe, altered, write_run
 
 GAMMA = 2
 
@@ -173,10 +173,10 @@ def test_an_error_at_the_tolerance_is_rarely_decided_and_one_of_30_percent_is_ou
     assert [simulated(rng, CLOCKS["quiet"], 0.3).outcome for _ in range(50)] == ["outside"] * 50
 
 
-def synthetic(folder: Path) -> RunWriter:
+def synthetic(folder: Path) -> Run:
     """A run of one draft, without models."""
     write_run(folder / "run", Recipe(drafts={"small": 0.0}))
-    return RunWriter.open(folder / "run")
+    return Run.open(folder / "run")
 
 
 def timed(run_: Run, factor: float, rule: str = "strict") -> DecodingTimes:
@@ -343,7 +343,7 @@ def test_on_a_gpu_the_wall_clock_alone_counts(tmp_path: Path) -> None:
     (way,) = measured.drafted
     slow = dataclasses.replace(measured, drafted=(dataclasses.replace(way, wall_s=2 * way.wall_s),))
     target = dataclasses.replace(run_.manifest.target, device="a GPU")
-    run_.write_manifest(dataclasses.replace(run_.manifest, target=target))
+    altered(run_, target=target)
     found = build_validation(Run.open(run_.path), slow, 0.1, kept=True)
     assert (found.outcome, found.cpu, found.cells[0].cpu_speedup) == ("outside", None, None)
 
@@ -429,7 +429,7 @@ def witnessed(path: Path, draft: str, rule: str, domain: str) -> tuple[float, fl
 
     from alphaprof.config.load import load_profile
     from alphaprof.profiling.decoding.speculative import DecodingSetup, decode
-    from alphaprof.profiling.run.profile import load
+    from alphaprof.profiling.profile import load
     from alphaprof.rules import parse_rule
     from tests.runs import Silent
 

@@ -12,7 +12,6 @@ from alphaprof.log.run import Run
 from alphaprof.log.storage import storage_of
 from alphaprof.render.json import render_json
 from alphaprof.report.build import build_report
-from alphaprof.totals.files import join_totals
 from scripts.synthetic_log import Size, write_log
 from tests.log.test_storage import Gate, gate, on_servers, server
 from tests.synthetic import Domain, Recipe, write_run
@@ -50,15 +49,14 @@ def test_a_report_of_a_remote_run_is_that_of_the_local_one(gate: Gate, tmp_path:
 @on_servers
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["greedy", "mixed", "sampled"])
-def test_a_report_fetches_a_twentieth_of_the_log(gate: Gate, tmp_path: Path, kind: str) -> None:
-    """Of a million positions: the rows that it needs of the totals, and few shards of the log. `mixed`: half of the texts
-    are sampled, and their totals, which are expectations, are four times as large.
+def test_a_report_fetches_a_tenth_of_the_log(gate: Gate, tmp_path: Path, kind: str) -> None:
+    """Of a million positions: all totals, since a file is read whole and hashed, and few shards of the log. `mixed`: half of
+    the texts are sampled, and their totals, which are expectations, are four times as large.
     """
     local = write_log(tmp_path / "run", Size.of(1_000_000, kind=kind))
-    local.finish(join_totals)
     remote = copied(local, "s3://bucket/runs/r1")
     log = sum(file.size for name, file in local.manifest.files.items() if name.startswith(("positions/", "continuations/")))
     gate.sent = 0
     texts = [render_json(build_report(run)).replace(str(run.path), "RUN") for run in (remote, Run.open(local.path))]
     assert texts[0] == texts[1]
-    assert 0 < gate.sent <= 0.05 * log
+    assert 0 < gate.sent <= {"greedy": 0.05, "mixed": 0.07, "sampled": 0.09}[kind] * log

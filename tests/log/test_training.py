@@ -63,10 +63,11 @@ def test_a_record_of_version_3_is_read_without_what_it_has_more(tmp_path: Path) 
 
 def test_texts_are_known_by_their_content_and_not_by_who_wrote_them(tmp_path: Path) -> None:
     """A run that is profiled again on the same texts, with another head, can test heads of the first one."""
-    for name, seed in (("one", 0), ("two", 0), ("other", 1)):
-        write_anew(tmp_path / name, Recipe(seed=seed))
+    recipes = {"one": Recipe(), "two": Recipe(drafts={"head": 0.1}), "other": Recipe(seed=1)}
+    for name, recipe in recipes.items():
+        write_anew(tmp_path / name, recipe)
     one, two, other = (Run.open(tmp_path / name).manifest for name in ("one", "two", "other"))
-    assert one.files.keys() != two.files.keys()
+    assert one.files != two.files
     assert texts_digest(one) == texts_digest(two) != texts_digest(other)
     target = dataclasses.replace(one.target, fingerprint="f" * 64)
     assert texts_digest(dataclasses.replace(one, target=target)) != texts_digest(one)

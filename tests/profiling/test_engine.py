@@ -25,7 +25,7 @@ from alphaprof.profiling.engine.client import VllmEngine, vllm_version
 from alphaprof.profiling.engine.server import KEY, VllmServer
 from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps
 from alphaprof.profiling.engine.vllm_worker import Forced
-from alphaprof.profiling.run.profile import load
+from alphaprof.profiling.profile import load
 from alphaprof.profiling.timing.steppers import TimedStep
 from tests.commands.test_import import failure, invoke
 from tests.engine import OPTIONS, fake_python, written_profile

@@ -20,13 +20,13 @@ from alphaprof.config.load import load_profile
 from alphaprof.config.options import PardDraft
 from alphaprof.errors import ModelUnloadable, OptionInvalid
 from alphaprof.log.run import Run, RunDraft
+from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.p_eagle import PEagle
 from alphaprof.profiling.heads.pard import ARCHITECTURES, Pard, load_pard
 from alphaprof.profiling.models import kinds as loaders
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import load_model, load_tokenizer
-from alphaprof.profiling.run import profile as profiling
 from alphaprof.rules import parse_rule
 from tests.loops import each
 from tests.profiling.test_golden_head import rounds

@@ -34,6 +34,7 @@ from alphaprof.errors import (
     ProfileInvalid,
     RunMismatch,
 )
+from alphaprof.log.manifest import part_name
 from alphaprof.log.run import Run, side_of
 from alphaprof.log.schema import (
     CONTINUATION_COLUMNS,
@@ -46,18 +47,30 @@ from alphaprof.log.schema import (
 )
 from alphaprof.log.storage import LocalStorage
 from alphaprof.log.writer import RunWriter
+from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import load_model
-from alphaprof.profiling.run import profile as profiling
-from alphaprof.profiling.texts.continuations import generate, thinking
+from alphaprof.profiling.texts.continuations import generate, spans
 from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.conftest import slow
-from tests.runs import MIXED, NEW_TOKENS, Silent, interrupted, log_of, mixed_file, profile_file, run_profile, tables
+from tests.runs import (
+    MIXED,
+    NEW_TOKENS,
+    Silent,
+    interrupted,
+    log_of,
+    mixed_file,
+    profile_file,
+    require_same_tables,
+    run_profile,
+    tables,
+)
 from tests.synthetic import interrupted as left_running
+from tests.synthetic import without_rows
 from tests.tiny import tokenizer
 
 pytestmark = pytest.mark.models
@@ -71,20 +84,6 @@ def strict_totals(run: Run, draft: str) -> Any:
     return totals.filter(pc.equal(totals["rule"].cast("string"), "strict"))
 
 
-def require_same_tables(out: Path, expected: Run) -> None:
-    """A complete run has the tables of another one, and nothing else lies in its folders."""
-    found, wanted = tables(out), tables(expected.path)
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not found[name].equals(wanted[name])] == []
-    assert list(out.rglob(".*")) == []
-    run = Run.open(out)
-    run.verify()
-    assert run.manifest.status == "complete"
-    assert sorted(run.commits()) == list(range(len(run.shards)))
-    for part in ("staged", "shards", "skipped", "truncated"):
-        assert getattr(run.manifest, part) == getattr(expected.manifest, part)
-
-
 def test_documents_hold_when_they_were_asked_where_a_column_says_it(greedy_run: Run) -> None:
     times = {domain: set[Any]() for domain in ("long", "short")}
     for row in greedy_run.documents().to_pylist():
@@ -94,7 +93,7 @@ def test_documents_hold_when_they_were_asked_where_a_column_says_it(greedy_run: 
 
 def test_the_log_holds_every_position_of_every_document_once_for_every_draft(greedy_run: Run) -> None:
     log = pd.read_parquet(greedy_run.path / "positions")
-    documents = pd.read_parquet(greedy_run.path / "documents")
+    documents = pd.read_parquet(greedy_run.path / "documents.parquet")
     assert sorted(log["draft"].unique()) == ["brief", "close", "skip", "wide"]
     assert len(documents) == 15 == greedy_run.manifest.documents
     assert documents["document"].tolist() == list(range(15))
@@ -190,7 +189,7 @@ def test_a_repeated_run_passes_its_check_and_one_changed_bit_of_a_weight_makes_i
 def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     whole: str, written: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """While prompts are staged, between the files of a shard and its commit, while the run is finished."""
+    """While prompts are staged, between the files of a shard and its record, while the run is finished."""
     timed = {"costs": {"context": 16, "repeats": 3}}
     path, out, expected = written(tmp_path, tiny, **timed), tmp_path / "run", request.getfixturevalue(whole)
 
@@ -210,7 +209,7 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
         return call
 
     budget, told, ended = [3], list[str](), list[str]()
-    for name in ("put", "put_new", "remove"):
+    for name in ("put", "remove"):
         monkeypatch.setattr(LocalStorage, name, dying(name))
     while True:
         try:
@@ -228,7 +227,7 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
 def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(greedy_run: Run, tiny: Path, tmp_path: Path) -> None:
     """While it stages prompts, and after a shard; `scripts/campaign.py --only kills` draws a hundred."""
     path, out = profile_file(tmp_path, tiny), tmp_path / "run"
-    for marker in ("prompts/*", "commits/00000.json"):
+    for marker in ("prompts/*", "records/texts-0000.json", "records/rows-0000.json"):
         with start(path, out, "--resume") as process:
             wait_for(out, marker, process)
             process.send_signal(signal.SIGKILL)
@@ -248,17 +247,20 @@ def wait_for(out: Path, marker: str, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_begin_one_run_at_once_one_may_be_killed(greedy_run: Run, tiny: Path, tmp_path: Path) -> None:
-    """Both load, both stage, both measure, and the other has all of it; tests/test_campaign.py has two that both finish."""
+def test_a_second_writer_is_refused_and_a_killed_ones_run_is_free_at_once(
+    greedy_run: Run, tiny: Path, tmp_path: Path
+) -> None:
     path, out = profile_file(tmp_path, tiny), tmp_path / "run"
-    with start(path, out, "--resume") as first, start(path, out, "--resume") as second:
-        wait_for(out, "commits/00000.json", first)
+    with start(path, out) as first:
+        wait_for(out, "prompts/*", first)
+        with start(path, out, "--resume") as second:
+            errors = second.communicate(timeout=240)[1]
+        assert (second.returncode, "Traceback" in errors) == (6, False), errors
+        assert f"process {first.pid} on " in errors
         first.send_signal(signal.SIGKILL)
-        ends = [process.communicate(timeout=240)[1] for process in (first, second)]
-    assert [first.returncode, second.returncode] == [-signal.SIGKILL, 0], ends
-    assert "Traceback" not in "".join(ends)
+    with start(path, out, "--resume") as third:
+        assert (third.communicate(timeout=240)[1].count("error"), third.returncode) == (0, 0)
     require_same_tables(out, greedy_run)
-    assert len(Run.open(out).workers()) >= 1
 
 
 def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
@@ -282,10 +284,11 @@ def test_damaged_step_times_are_measured_again_and_nothing_else(
     earlier = (old, old | {"code": "busy"})
     left_out = dataclasses.replace(run.manifest, skipped={"too long": 40}, truncated={"cut": 9}, warnings=earlier)
     run.write_manifest(left_out)
-    for folder in ("latency.", "documents/", "totals/draft=close/"):
+    for folder in ("latency.parquet", "documents.parquet", "totals/draft=close/"):
         (name,) = (name for name in run.manifest.files if name.startswith(folder))
         (run.path / name).write_bytes(b"PAR1")
-    monkeypatch.setattr(profiling, "measure_shard", None)
+    monkeypatch.setattr(profiling, "write_shard", None)
+    monkeypatch.setattr(profiling, "score_shard", None)
     again = run_profile(greedy_run.path.parent / "profile.yaml", run.path, resume=True)
     again.verify()
     expected, found = tables(greedy_run.path), tables(again.path)
@@ -316,31 +319,31 @@ def damage(file: Path, how: str) -> None:
 def test_damaged_shards_are_measured_again_and_no_other_ones(
     greedy_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, how: str, complete: bool
 ) -> None:
-    """They are found beyond a gap too, and withdrawn by a process that can measure them; their rows are what they were."""
-    out, measured = tmp_path / "run", list[int]()
+    """They are found beyond a gap too, and their rows are what they were; of texts that are lost the rows are, too."""
+    out, written, scored = tmp_path / "run", list[int](), list[int]()
     if complete:
         shutil.copytree(greedy_run.path, out)
     else:
-        left_running(greedy_run, out).withdraw(1)
-    names = [greedy_run.name_of(folder, index) for index in (0, 2)]
-    for name in names:
-        damage(out / name, how)
-    original, load = profiling.measure_shard, profiling.load
+        with RunWriter.opened(left_running(greedy_run, out).storage, resume=True) as writer:
+            without_rows(writer, [1])
+    for index in (0, 2):
+        damage(out / folder / part_name(index), how)
+    texts, rows = profiling.write_shard, profiling.score_shard
 
-    def counting(plan: Any, index: int, *rest: Any) -> Any:
-        measured.append(index)
-        return original(plan, index, *rest)
+    def writing(loaded: Any, index: int, *rest: Any) -> Any:
+        written.append(index)
+        return texts(loaded, index, *rest)
 
-    def loading(*rest: Any, **named: Any) -> Any:
-        assert list(Run.open(out).commits()) == ([0, 1, 2, 3] if complete else [0, 2, 3])  # it may fail, and change nothing
-        return load(*rest, **named)
+    def scoring(loaded: Any, drafts: Any, shard: Any, *rest: Any) -> Any:
+        scored.append(shard.index)
+        return rows(loaded, drafts, shard, *rest)
 
-    monkeypatch.setattr(profiling, "measure_shard", counting)
-    monkeypatch.setattr(profiling, "load", loading)
+    monkeypatch.setattr(profiling, "write_shard", writing)
+    monkeypatch.setattr(profiling, "score_shard", scoring)
     run_profile(greedy_run.path.parent / "profile.yaml", out, resume=True)
-    assert measured == ([0, 2] if complete else [0, 1, 2])
+    assert written == ([0, 2] if folder == "continuations" else [])
+    assert scored == ([0, 2] if complete else [0, 1, 2])
     require_same_tables(out, greedy_run)
-    assert not any((out / name).exists() for name in names)
 
 
 def test_changed_profile_is_noticed_on_resume_and_changed_data_cannot_matter(
@@ -400,7 +403,7 @@ def test_running_out_of_memory_halves_batches_and_says_so(
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
         return original(target, documents, ids_drawn)
 
-    monkeypatch.setattr("alphaprof.profiling.run.shard.generate", small)
+    monkeypatch.setattr("alphaprof.profiling.shard.generate", small)
     path = profile_file(tmp_path, tiny, drafts=SKIP, costs=ROOFLINE)
     run = run_profile(path, tmp_path / "run")
     assert sum(shard.halved_batches for shard in run.shards) > 0
@@ -408,7 +411,7 @@ def test_running_out_of_memory_halves_batches_and_says_so(
     for name in expected:
         if name.startswith("continuations"):
             assert found[name].equals(expected[name])
-    monkeypatch.setattr("alphaprof.profiling.run.shard.generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr("alphaprof.profiling.shard.generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(OutOfMemory, match=r"out of memory on document \d+"):
         run_profile(path, tmp_path / "other")
 
@@ -526,7 +529,7 @@ def test_every_file_of_a_run_keeps_to_its_declaration(sampled_run: Run) -> None:
     declared |= {"documents": DOCUMENT_COLUMNS, "continuations": CONTINUATION_COLUMNS, "prompts": PROMPT_COLUMNS}
     seen = set()
     for name in sampled_run.manifest.files:
-        folder = name.partition("/")[0]
+        folder = name.partition("/")[0].removesuffix(".parquet")
         table = pq.ParquetFile(sampled_run.path / name).read()
         assert violations(table, declared[folder]) == [], name
         for column in declared[folder]:
@@ -537,7 +540,7 @@ def test_every_file_of_a_run_keeps_to_its_declaration(sampled_run: Run) -> None:
 
 
 def test_documents_of_a_mixed_run_say_how_they_came_about(sampled_run: Run) -> None:
-    found = pd.read_parquet(sampled_run.path / "documents").groupby("source")
+    found = pd.read_parquet(sampled_run.path / "documents.parquet").groupby("source")
     settings = ["continuation", "on_policy", "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens"]
     expected = [
         ("greedy", True, None, None, None, None, None, NEW_TOKENS),
@@ -549,13 +552,13 @@ def test_documents_of_a_mixed_run_say_how_they_came_about(sampled_run: Run) -> N
     for source, rows in found:
         distinct = rows[settings].astype(object).where(rows[settings].notna(), None).drop_duplicates()
         assert [tuple(row) for row in distinct.itertuples(index=False)] == [expected[int(source)]]
-    drawn = pd.read_parquet(sampled_run.path / "documents").query("domain == 'drawn'")
+    drawn = pd.read_parquet(sampled_run.path / "documents.parquet").query("domain == 'drawn'")
     assert set(drawn["finish"]) == {"eos", "length"}
 
 
 def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(sampled_run: Run) -> None:
     close = log_of(sampled_run, "close")
-    documents = pd.read_parquet(sampled_run.path / "documents").set_index("document")
+    documents = pd.read_parquet(sampled_run.path / "documents.parquet").set_index("document")
     sampled = close["document"].map(documents["continuation"] == "sampled")
     assert (close.loc[sampled, "target_token_prob"] > 0).all()
     nucleus = close["document"].map(documents["top_p"] == 0.9)
@@ -568,32 +571,43 @@ def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(sa
     assert lossless["tokens"].notna().tolist() == (documents["continuation"] == "sampled").tolist()
 
 
-def test_phases_of_a_run_are_those_of_its_texts(sampled_run: Run, greedy_run: Run) -> None:
+def test_spans_of_a_run_are_those_of_its_texts(sampled_run: Run, greedy_run: Run) -> None:
     markers, words = Markers(**MIXED["thinking"]), tokenizer()
     for draft in ("close", "ngram"):
         log = log_of(sampled_run, draft)
         for shard in sampled_run.shards:
             for row in sampled_run.continuations(shard.index).to_pylist():
-                flags = thinking(markers, words, row["prompt_ids"], row["continuation_ids"])
-                found = log.loc[log["document"] == row["document"], "phase"]
-                assert found.tolist() == ["thinking" if flag else "answer" for flag in flags]
-    assert set(log_of(sampled_run, "close")["phase"]) == {"thinking", "answer"}
-    assert log_of(greedy_run, "close")["phase"].isna().all()
+                found = log.loc[log["document"] == row["document"], "span"]
+                assert found.tolist() == spans(markers, words, row["prompt_ids"], row["continuation_ids"]).tolist()
+    assert set(log_of(sampled_run, "close")["span"]) == {"thinking", "answer"}
+    assert log_of(greedy_run, "close")["span"].isna().all()
 
 
-def test_thinking_totals_are_sums_over_that_phase(sampled_run: Run) -> None:
+def test_totals_of_spans_are_sums_over_their_positions(sampled_run: Run, greedy_run: Run) -> None:
     for draft in ("close", "ngram"):
         log = log_of(sampled_run, draft)
-        inside = log[log["phase"] == "thinking"]
-        totals = read_totals(sampled_run, draft, TotalsRequest(sampled_run.rules, sampled_run.gammas)).to_pandas()
-        for rule, rows in totals.groupby("rule", observed=True):
-            found = rows.set_index("document").sort_index()
-            size = inside.groupby("document").size().reindex(found.index, fill_value=0)
-            accepted = inside.groupby("document")[f"accept_{rule}"].sum().reindex(found.index, fill_value=0)
-            proposals = (inside["proposed"] > 0).groupby(inside["document"]).sum().reindex(found.index, fill_value=0)
-            assert found["thinking_positions"].tolist() == size.tolist()
-            assert found["thinking_proposals"].tolist() == proposals.tolist()
-            assert found["thinking_accepted"].to_numpy() == pytest.approx(accepted.to_numpy(), abs=1e-5)
+        by_span = log.groupby(["document", log["span"].astype(str)])
+        request = TotalsRequest(sampled_run.rules, sampled_run.gammas, spans=True)
+        totals = read_totals(sampled_run, draft, request).to_pandas()
+        parts = totals[totals["span"].notna()]
+        assert parts["tokens"].isna().all()
+        assert set(parts["rule"]) == set(sampled_run.rules)
+        for rule, rows in parts.groupby("rule", observed=True):
+            found = rows.assign(span=rows["span"].astype(str)).set_index(["document", "span"])
+            assert found["positions"].to_dict() == by_span.size().to_dict()  # the same documents and spans
+            proposals = by_span["proposed"].agg(lambda values: (values > 0).sum()).reindex(found.index)
+            assert found["proposals"].tolist() == proposals.tolist()
+            accepted = by_span[f"accept_{rule}"].sum().reindex(found.index)
+            assert found["accepted"].to_numpy() == pytest.approx(accepted.to_numpy(), abs=1e-5)
+        sums = ["positions", "proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties"]
+        (mine, whole) = (
+            rows.groupby(["rule", "document"], observed=True)[sums].sum() for rows in (parts, totals[totals["span"].isna()])
+        )
+        assert mine.to_numpy() == pytest.approx(whole.to_numpy(), abs=1e-9)
+        alone = read_totals(sampled_run, draft, TotalsRequest(sampled_run.rules, sampled_run.gammas)).to_pandas()
+        assert alone["span"].isna().all()
+        pd.testing.assert_frame_equal(alone, totals[totals["span"].isna()].reset_index(drop=True))
+    assert read_totals(greedy_run, "close", TotalsRequest(["strict"], [1], spans=True))["span"].null_count == 15
 
 
 def test_prompt_lookup_of_a_run_is_that_of_its_texts(sampled_run: Run) -> None:
@@ -616,7 +630,7 @@ def test_prompt_lookup_of_a_run_is_that_of_its_texts(sampled_run: Run) -> None:
 def test_texts_are_measured_again_without_writing_them(
     sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alphaprof.profiling.run.shard.generate", None)
+    monkeypatch.setattr("alphaprof.profiling.shard.generate", None)
     options = load_profile(sampled_run.path.parent / "profile.yaml", ["batch_tokens=300", "shard_documents=9"])
     run = profiling.profile(options, tmp_path / "run", Silent(), reuse=sampled_run.path)
     assert run.manifest.reused == str(sampled_run.path)

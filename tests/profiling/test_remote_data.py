@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -12,10 +13,18 @@ from alphaprof.errors import AlphaprofError, DataUnreadable
 from alphaprof.log.storage import storage_of
 from alphaprof.profiling.models.hub import require_data
 from alphaprof.profiling.texts.rows import rows
-from tests.log.test_storage import Gate, gate, on_servers, said, server
+from tests.log.test_storage import Gate, gate, on_servers, server
 
 __all__ = ["gate", "server"]  # fixtures
 FRAME = pd.DataFrame({"prompt": ["007", "NA", "two\nlines", "größer"], "n": [1, 2, 3, 4]})
+
+
+def said(error: AlphaprofError) -> str:
+    """What is printed, which is two lines without a secret."""
+    text = f"{error.message}\n{error.hint}"
+    assert text.count("\n") == 1
+    assert not re.search(r"AKID|sesame|Signature=|127\.0\.0\.1", text)
+    return text
 
 
 def source(path: str, **options: object) -> SourceOptions:
@@ -62,7 +71,7 @@ def test_rows_are_those_of_the_local_file(gate: Gate, tmp_path: Path, suffix: st
 
 
 def test_an_address_is_no_path_of_the_profile(tmp_path: Path) -> None:
-    for address in ("s3://bucket/prompts.jsonl", "gs://bucket/prompts.csv", "az://container/a/b.parquet"):
+    for address in ("s3://bucket/prompts.jsonl", "gs://bucket/prompts.csv", "abfs://container/a/b.parquet"):
         assert resolve(address, tmp_path) == address
     assert resolve("prompts.jsonl", tmp_path) == str(tmp_path / "prompts.jsonl")
 
@@ -75,7 +84,7 @@ def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
 @on_servers
 def test_what_is_not_there_is_said(gate: Gate) -> None:
     assert "s3://bucket/data/none.jsonl does not exist\ncheck the names" in refused("s3://bucket/data/none.jsonl")
-    assert "the bucket elsewhere does not exist (NoSuchBucket)\ncreate it, or check the name" in refused(
+    assert "the bucket elsewhere does not exist (NO_SUCH_BUCKET)\ncreate it, or check the name" in refused(
         "s3://elsewhere/prompts.jsonl"
     )
     assert "s3://bucket/data has no known format\ngive a file that ends with .jsonl" in refused("s3://bucket/data")

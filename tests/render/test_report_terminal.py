@@ -116,7 +116,7 @@ def test_nothing_is_cut_off(report: Report, width: int) -> None:
 
 
 def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path) -> None:
-    """Sampled and off-policy text, text that is not what it claims, phases, and a reason that names domains."""
+    """Sampled and off-policy text, text that is not what it claims, spans, and a reason that names domains."""
     drawn = dataclasses.replace(STORY, documents=4, uniform=True)
     domains = dict.fromkeys(HOSTILE.values(), drawn)
     domains |= {f"{name} ": Domain(documents=2, on_policy=False, continuation="text") for name in HOSTILE.values()}

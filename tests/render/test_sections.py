@@ -54,7 +54,7 @@ LONG = Recipe(
 
 
 def everything(path: Path) -> Report:
-    """A run with a model, a head and prompt lookup, three kinds of text, phases and certificates."""
+    """A run with a model, a head and prompt lookup, three kinds of text, spans and certificates."""
     return reported(path, EVERYTHING)
 
 

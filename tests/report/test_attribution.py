@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.attribution import CAUSES, Attribution
@@ -21,7 +20,7 @@ from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
 from tests.loops import each
 from tests.reporting import as_terminal, log_of, only, reported
-from tests.synthetic import EOS, NO_LIMIT, Domain, Recipe, replaced, rewritten, write_run
+from tests.synthetic import EOS, NO_LIMIT, Domain, Recipe, altered, replaced, rewritten, write_run
 
 NOISE = 0.125
 MARKER = 5  # a special token that ends no text
@@ -37,10 +36,10 @@ SAMPLED = Recipe(
 )  # fmt: skip
 
 
-def with_special(run: RunWriter) -> RunWriter:
+def with_special(run: Run) -> Run:
     """The run with a special token beside EOS."""
     target = dataclasses.replace(run.manifest.target, special=(EOS, MARKER))
-    run.write_manifest(dataclasses.replace(run.manifest, target=target))
+    altered(run, target=target)
     return run
 
 
@@ -89,7 +88,7 @@ LOST = {
 LOST |= {7: "draft"}
 
 
-def by_hand(path: Path, **decision: Any) -> RunWriter:
+def by_hand(path: Path, **decision: Any) -> Run:
     """Twelve tokens: the first right, seven lost to one cause each, four right."""
     recipe = Recipe(
         domains={"d": Domain(documents=1, shortest=12, longest=12)},
@@ -142,7 +141,7 @@ def test_what_lies_beyond_the_drafts_context_is_told_apart(context: int, tmp_pat
 
     run = rewritten(run, "small", change)
     facts = dataclasses.replace(run.manifest.drafts["small"], context=context)
-    run.write_manifest(dataclasses.replace(run.manifest, drafts=run.manifest.drafts | {"small": facts}))
+    altered(run, drafts=run.manifest.drafts | {"small": facts})
     found = shares(of(build_report(run), "d"))
     beyond = sum(8 + position - 1 >= context for position in (1, 6, 11))
     assert found.get("beyond context", 0) == pytest.approx(beyond / 12)

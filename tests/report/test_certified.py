@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.report.sections.certificates import Tally, tallies
 from alphaprof.report.sections.difficulty import decile_counts
 from alphaprof.report.sections.predictability import certain_runs
@@ -111,13 +110,13 @@ def tally_of(run: Run, rule: str, draft: str = "small") -> Tally:
     return tallies(run, draft)[rule]
 
 
-def handmade(path: Path, length: int, documents: int = 1, **options: Any) -> RunWriter:
+def handmade(path: Path, length: int, documents: int = 1, **options: Any) -> Run:
     """A run of greedy documents of one length, under strict."""
     domains = {"code": Domain(documents=documents, shortest=length, longest=length)}
     return write_run(path / "run", Recipe(domains=domains, certificates=True, **options))
 
 
-def with_margins(run: RunWriter, margins: Array) -> RunWriter:
+def with_margins(run: Run, margins: Array) -> Run:
     """The run with these margins, position by position, and entropies that are their negatives on another scale."""
 
     def change(rows: pd.DataFrame) -> None:

@@ -15,12 +15,11 @@ import pytest
 
 from alphaprof.config.load import changed_question
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.log.writer import RunWriter
 from alphaprof.render.report import ReportAnswer
 from alphaprof.render.sections import NAMES
 from alphaprof.report.build import Report, build_report
 from tests.reporting import as_first_screen, as_json, as_markdown, as_terminal, codes
-from tests.synthetic import Domain, Recipe, latency, write_run
+from tests.synthetic import Domain, Recipe, altered, latency, write_run
 
 HYBRID = "hybrids.both={first: ngram, then: small, min_match: 1}"
 # Texts of one length and so short that hardly a token is far from both ends, beside a domain without any round.
@@ -50,11 +49,9 @@ class Degenerate:
                 for batch in self.batches:
                     times = row["median_ms"] * np.exp(self.noise * rng.standard_normal(self.rounds))
                     rows.append(row | {"batch": batch, "rounds_ms": times.tolist(), "repeats": self.rounds})
-            run.write_latency(pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS)))
             config = run.manifest.config
             config |= {"costs": config["costs"] | {"concurrency": list(self.batches)}}
-            run.write_manifest(dataclasses.replace(run.manifest, config=config))
-            run = RunWriter.open(run.path)
+            altered(run, pa.Table.from_pylist(rows, schema=arrow_schema(LATENCY_COLUMNS)), config=config)
         return build_report(run, config=changed_question(run.manifest.config, list(self.settings)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, only, recounted, reported, rows_of
-from tests.synthetic import Domain, Recipe, interrupted, write_run
+from tests.synthetic import Domain, Recipe, altered, interrupted, write_run
 
 RICH = Recipe(
     domains={
@@ -263,7 +262,7 @@ def test_a_go_that_rests_on_a_slow_baseline_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(decision={"min_speedup": 0.1, "gamma": 2, "draft": "small"}))
     table = run.latency().to_pandas()
     table.loc[(table["model"] == "target") & (table["tokens"] == 3), "median_ms"] = 0.5 * table["median_ms"][0]
-    run.write_latency(pa.Table.from_pandas(table, schema=run.latency().schema, preserve_index=False))
+    altered(run, pa.Table.from_pandas(table, schema=run.latency().schema, preserve_index=False))
     report = build_report(run)
     found = [result for result in report.results if result.draft == "small" and result.verdict == "GO"]
     assert found
@@ -296,7 +295,7 @@ def test_keys_that_were_removed_are_ignored_in_the_profile_of_an_older_run(tmp_p
     config = run.manifest.config
     decision = config["decision"] | {"weights": shares}
     older = config | {"decision": decision | {"min_route_gain": 0.03}, "route": {"by": "domain"}}
-    run.write_manifest(dataclasses.replace(run.manifest, config=older))
+    altered(run, config=older)
     opened = Run.open(run.path)
     assert opened.manifest.profile == StoredProfile.of(config | {"decision": decision})
     assert build_report(opened).traffic.weights == shares
@@ -322,7 +321,7 @@ def test_a_draft_of_a_removed_kind_stays_in_the_profile_of_an_older_run(tmp_path
     run = write_run(tmp_path / "run", Recipe(drafts={"heads": 0.0}))
     given = {"kind": "medusa", "model": "/heads", "depths": 3}
     older = run.manifest.config | {"drafts": {"heads": given}}
-    run.write_manifest(dataclasses.replace(run.manifest, config=older))
+    altered(run, config=older)
     asked = changed_question(older, ["decision.min_speedup=50", "decision.draft=heads"])
     assert asked["drafts"]["heads"].items() >= given.items()
     opened = Run.open(run.path)

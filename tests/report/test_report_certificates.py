@@ -17,7 +17,6 @@ from scipy import stats
 
 from alphaprof.config.load import changed_question
 from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.certificates import Certificate
 from alphaprof.report.sections.predictability import EPSILONS, Predictability
@@ -213,7 +212,7 @@ def test_lossless_bounds_are_those_of_the_log(report: Report, log: pd.DataFrame,
             assert found.sharp.value < found.beta.value
 
 
-def small_run(path: Path, thresholds: Array, divergences: Array, documents: int = 1) -> RunWriter:
+def small_run(path: Path, thresholds: Array, divergences: Array, documents: int = 1) -> Run:
     """A run whose only domain has these thresholds under strict and divergences, document after document."""
     length = len(thresholds) // documents
     recipe = Recipe(domains={"code": Domain(documents=documents, shortest=length, longest=length)}, certificates=True)
@@ -415,7 +414,7 @@ def test_strict_says_the_same_with_thresholds_and_without(tmp_path: Path, report
 def profiled(tiny: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Run]:
     """Runs on tiny models, of greedy text and of sampled text with and without truncation, by their drafts."""
     from alphaprof.config.load import load_profile
-    from alphaprof.profiling.run.profile import profile
+    from alphaprof.profiling.profile import profile
     from tests.runs import Silent
 
     rows = [{"text": f"{place} the quick brown fox " * (1 + place % 3)} for place in range(6)]

@@ -1,4 +1,4 @@
-"""What a report checks about itself: sampled text against its distributions, warnings, and acceptance by phase."""
+"""What a report checks about itself: sampled text against its distributions, warnings, and acceptance by span."""
 
 from __future__ import annotations
 
@@ -194,17 +194,17 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Report]:
 
 
 @each("rule", RULES)
-def test_alpha_by_phase_is_that_of_the_position_log(thinking: tuple[Run, Report], rule: str) -> None:
+def test_alpha_by_span_is_that_of_the_position_log(thinking: tuple[Run, Report], rule: str) -> None:
     run, report = thinking
     log = log_of(run)
     for domain in THINKING.domains:
         for draft in ("small", "lookup"):
             result = only(report, domain, draft, rule)
-            assert set(result.phases) == {"thinking", "answer"}
-            for name, phase in result.phases.items():
+            assert set(result.spans) == {"thinking", "answer"}
+            for name, span in result.spans.items():
                 rows = rows_of(log, domain, draft)
-                rows = rows[rows["phase"] == name]
-                assert phase.positions == len(rows) > 0
-                assert phase.alpha.value == pytest.approx(rows[f"accept_{rule}"].mean(), abs=1e-6)
-                assert phase.alpha.low <= phase.alpha.value <= phase.alpha.high
-            assert sum(phase.positions for phase in result.phases.values()) == result.positions
+                rows = rows[rows["span"] == name]
+                assert span.positions == len(rows) > 0
+                assert span.alpha.value == pytest.approx(rows[f"accept_{rule}"].mean(), abs=1e-6)
+                assert span.alpha.low <= span.alpha.value <= span.alpha.high
+            assert sum(span.positions for span in result.spans.values()) == result.positions

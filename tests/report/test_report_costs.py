@@ -27,12 +27,11 @@ from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.log.manifest import CostsAsked, Environment
 from alphaprof.log.run import Run
 from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
-from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import GammaResult
 from tests.costs.test_roofline import LLAMA, QWEN3
 from tests.reporting import as_json, as_terminal, asked, codes, only
-from tests.synthetic import Domain, Recipe, stored_totals, write_run
+from tests.synthetic import Domain, Recipe, altered, stored_totals, write_run
 
 RECIPE = Recipe(
     domains={"code": Domain(documents=8, alpha=0.8), "chat": Domain(documents=8, alpha=0.4)},
@@ -84,13 +83,12 @@ def rows(batches: tuple[int, ...] = (1, 16, 64), contexts: tuple[int, ...] = (8,
     return found
 
 
-def timed(path: Path, table: list[dict[str, Any]] | None = None, recipe: Recipe = RECIPE, **costs: Any) -> RunWriter:
+def timed(path: Path, table: list[dict[str, Any]] | None = None, recipe: Recipe = RECIPE, **costs: Any) -> Run:
     """A synthetic run with these step times."""
     run = write_run(path, recipe)
-    run.write_latency(pa.Table.from_pylist(table or rows(), schema=arrow_schema(LATENCY_COLUMNS)))
     settings = {"source": "measured", "concurrency": [1, 16, 64], "context": [8, 2008], "repeats": 5, "mode": "eager"}
-    run.write_manifest(dataclasses.replace(run.manifest, config=run.manifest.config | {"costs": settings | costs}))
-    return RunWriter.open(path)
+    times = pa.Table.from_pylist(table or rows(), schema=arrow_schema(LATENCY_COLUMNS))
+    return altered(run, times, config=run.manifest.config | {"costs": settings | costs})
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +346,7 @@ def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
 
 def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False))
-    run.write_manifest(dataclasses.replace(run.manifest, config=run.manifest.config | {"costs": {"source": "none"}}))
+    altered(run, config=run.manifest.config | {"costs": {"source": "none"}})
     run = Run.open(run.path)
     plain = build_report(run)
     assert (plain.times, plain.traffic.verdict, plain.traffic.speedup) == (None, "UNDECIDED", None)
@@ -399,7 +397,7 @@ def test_notes_on_local_timing_stay_with_the_times_they_are_about(tmp_path: Path
     local = {"busy", "not_timed", "not_timed_there"}
     told = tuple({"code": code, "message": "on this machine", "remedy": "idle machine"} for code in sorted(local))
     other = {"code": "raw_prompts", "message": "no template", "remedy": "set chat"}
-    run.write_manifest(dataclasses.replace(run.manifest, warnings=(*told, other)))
+    altered(run, warnings=(*told, other))
     csv = tmp_path / "h100.csv"
     csv.write_text(Latency.of(run).csv())
     config = run.manifest.config
@@ -415,15 +413,14 @@ def test_notes_on_local_timing_stay_with_the_times_they_are_about(tmp_path: Path
         assert not any(word in note.remedy for note in report.notes for word in ("idle machine", "costs.budget"))
 
 
-def shaped(run: RunWriter, path: Path) -> RunWriter:
+def shaped(run: Run, path: Path) -> Run:
     """The run with models of known shapes."""
     shapes = {"target": ModelShape.from_config(LLAMA), "small": ModelShape.from_config(QWEN3)}
     fields = {name: dataclasses.asdict(shape) for name, shape in shapes.items()}
     manifest = run.manifest
     drafts = {name: dataclasses.replace(facts, shape=fields.get(name)) for name, facts in manifest.drafts.items()}
     target = dataclasses.replace(manifest.target, shape=fields["target"])
-    run.write_manifest(dataclasses.replace(manifest, target=target, drafts=drafts))
-    return RunWriter.open(path)
+    return altered(run, target=target, drafts=drafts)
 
 
 def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> None:
@@ -490,7 +487,7 @@ def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
             row["median_ms"] = float(time)
     run = timed(tmp_path / "run", noisy, concurrency=[1])
     environment = run.manifest.environment | Environment(timing_waiting=0.3)
-    run.write_manifest(dataclasses.replace(run.manifest, environment=environment))
+    altered(run, environment=environment)
     own, csv = build_report(run), tmp_path / "times.csv"
     csv.write_text(Latency.of(run).csv())
     table = build_report(

@@ -14,7 +14,6 @@ from alphaprof.config.load import changed_question
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.log.run import Run, RunDraft
-from alphaprof.log.writer import RunWriter
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.stopping import P_MINS
 from alphaprof.report.verdict import MIDDLE
@@ -45,7 +44,7 @@ def clueless(frame: pd.DataFrame) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunWriter:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return rewritten(write_run(tmp_path_factory.mktemp("stopping") / "run", RECIPE), "small", knowing)
 
 
@@ -167,7 +166,7 @@ def test_both_ends_enclose_what_a_draft_does_on_its_own_path(right: tuple[float,
 FIXED_AT_8 = ["decision.draft=small", "decision.gamma=8"]
 
 
-def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run: RunWriter, report: Report) -> None:
+def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run: Run, report: Report) -> None:
     asked = changed_question(run.manifest.config, ["decision.p_min=auto", "decision.draft=small"])
     chosen = build_report(run, config=asked)
     assert chosen.conditions.p_min == report.stopping[0].p_min
@@ -186,7 +185,7 @@ def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run
     assert dataclasses.astuple(one.speedup) == pytest.approx(dataclasses.astuple(fixed.speedup))  # both chose the same
 
 
-def test_auto_turns_no_p_min_on_that_one_half_alone_chooses(run: RunWriter) -> None:
+def test_auto_turns_no_p_min_on_that_one_half_alone_chooses(run: Run) -> None:
     """At gamma 8 one half prefers 0.4 and the other 0.6: the verdict is that of a draft that never stops."""
     auto, never = (
         build_report(run, config=changed_question(run.manifest.config, [*FIXED_AT_8, f"decision.p_min={p_min}"]))
@@ -218,8 +217,8 @@ def test_what_was_drafted_after_a_wrong_draft_widens_the_interval() -> None:
         assert middle.bounds(tail)[1] > fast.value
 
 
-def test_engines_that_stop_get_the_p_min_and_others_are_refused(run: RunWriter) -> None:
-    asked = RunWriter.open(run.path)
+def test_engines_that_stop_get_the_p_min_and_others_are_refused(run: Run) -> None:
+    asked = Run.open(run.path)
     config = changed_question(run.manifest.config, ["decision.p_min=0.4", "decision.draft=small"])
     asked.manifest = dataclasses.replace(run.manifest, config=config)
     found = export(RunDraft(asked, "small"), "llamacpp-args", gamma=4)

@@ -60,13 +60,13 @@ def logged(models: Models, written: list[tuple[int, ...]]) -> tuple[pa.Table, pa
     documents = {"document": range(len(written)), "continuation_tokens": lengths}
     documents |= {"on_policy": [True] * len(lengths)}
     documents |= {"temperature": [1.0] * len(lengths)}
-    return table.append_column("phase", pa.nulls(len(table), pa.string())), pa.table(documents)
+    return table.append_column("span", pa.nulls(len(table), pa.string())), pa.table(documents)
 
 
 def counted(models: Models, written: list[tuple[int, ...]], gamma: int, depths: int) -> dict[str, Array]:
     """Totals of the texts from such a log; `depths`: the head's."""
     facts = dataclasses.replace(HEAD, depths=depths)
-    return counts(*logged(models, written), (FACTS, facts), TotalsRequest(["lossless"], [gamma]))["lossless"]
+    return counts(*logged(models, written), (FACTS, facts), TotalsRequest(["lossless"], [gamma]))["lossless"][0]
 
 
 @each(("vocabulary", "limit", "gamma"), SETTINGS)

@@ -15,7 +15,7 @@ import pytest
 from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.log.run import Run
 from alphaprof.log.schema import totals_columns
-from alphaprof.log.tables import totals_content
+from alphaprof.log.tables import blocks_of, totals_content
 from alphaprof.rules import parse_rule
 from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.files import read_totals
@@ -47,7 +47,7 @@ def log(**columns: list) -> pa.Table:
         "draft_rank_of_token": [1] * 8,
         "overlap": [0.8] * 8,
         "accepted_run": pa.nulls(8, pa.int16()),
-        "phase": pa.nulls(8, pa.string()),
+        "span": pa.nulls(8, pa.string()),
     } | columns
     return pa.table({name: pa.array(values) for name, values in base.items()})
 
@@ -148,7 +148,7 @@ def text(columns: dict[str, list], temperature: float | None = 0.7, on_policy: b
         "draft_rank_of_token": [1] * size,
         "overlap": [0.9] * size,
         "accepted_run": pa.nulls(size, pa.int16()),
-        "phase": pa.nulls(size, pa.string()),
+        "span": pa.nulls(size, pa.string()),
     } | columns
     rows = {
         "document": pa.array([0]),
@@ -358,13 +358,39 @@ def test_proposals_of_prompt_lookup_go_through_an_eos() -> None:
     assert {name: row[name] for name in expected} == expected
 
 
-def test_thinking_is_counted_apart() -> None:
-    """The first three positions: two of them with a proposal."""
-    columns = TOP | {"phase": ["thinking"] * 3 + ["answer"] * 2, "proposed": [0, 256, 256, 256, 256]}
-    row = row_of("one_hot", columns)
-    thinking = {name: row[f"thinking_{name}"] for name in ("positions", "proposals", "accepted")}
-    assert thinking == {"positions": 3, "proposals": 2, "accepted": pytest.approx(0.8 + 0.35)}
-    assert (row["positions"], row["proposals"], row["accepted"]) == (5, 4, pytest.approx(2.25))
+SPANS = ["a", "a", "b", "a", None, "b", "b", None]  # of documents with five and three positions; any names
+
+
+def test_spans_are_counted_apart_in_each_document() -> None:
+    """A span in two places of a document is one, and ends where the document ends; positions without one are in none."""
+    proposed = [0, 256, 256, 256, 256, 256, 0, 256]
+    accepts = [0.5, 0.8, 0.35, 0.5, 0.6, 0.1, 0.2, 0.3]
+    positions = log(span=SPANS, proposed=proposed, target_prob_of_draft_top=accepts)
+    texts = documents(temperature=(1.0, 1.0))
+    rows = totals(positions, texts, rules=["one_hot", "additive_0p1"], spans=True)
+    for rule in ("one_hot", "additive_0p1"):
+        mine = [row for row in rows if row["rule"] == rule]
+        keys = [(0, None), (1, None), (0, "a"), (0, "b"), (1, "b")]
+        assert [(row["document"], row["span"]) for row in mine] == keys
+        assert [row["positions"] for row in mine] == [5, 3, 3, 1, 2]
+        assert [row["proposals"] for row in mine] == [4, 2, 2, 1, 1]
+        assert all(row["tokens"] is None and row["rounds_1"] is None and row["pairs"] is None for row in mine[2:])
+        assert all((row["emitted"] is None) == (rule == "additive_0p1") for row in mine)
+    found = [row["accepted"] for row in rows if row["rule"] == "one_hot"]
+    assert found == pytest.approx([2.25, 0.4, 1.3, 0.35, 0.1])
+    assert [row for row in rows if row["span"] is None] == totals(positions, texts, rules=["one_hot", "additive_0p1"])
+
+
+@each("spans", [[None] * 8, ["b"] * 8, ["b", "a"] * 4, [None] * 5 + ["a"] * 3])
+def test_spans_of_a_shard_are_those_of_its_documents(spans: list[str | None]) -> None:
+    positions, texts = log(span=pa.array(spans, pa.string())), documents()
+    rows = totals(positions, texts, spans=True)
+    first, second = (
+        totals(positions.slice(start, size), texts.slice(index, 1), spans=True)
+        for index, (start, size) in enumerate([(0, 5), (5, 3)])
+    )
+    alone = sorted([*first, *second], key=lambda row: row["span"] is not None)
+    assert rows == alone
 
 
 STORED = Recipe(
@@ -383,12 +409,12 @@ def sorted_rows(table: pa.Table, rules: Sequence[str]) -> list[dict]:
 
 def poison(run: Run, draft: str) -> Run:
     """Put a mark into the stored totals that no computation gives."""
-    for part in run.totals_parts(draft):
-        table = run.totals(part)
-        place = table.schema.get_field_index("accepted")
-        table = table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table)))
-        columns = [dataclasses.replace(column, low=None) for column in run.totals_columns]
-        (run.path / part.name).write_bytes(totals_content([table], columns, part.name))
+    (table,) = blocks_of(run.totals(draft), run.rules)
+    place = table.schema.get_field_index("accepted")
+    table = table.set_column(place, table.schema.field(place), pa.array([-7.0] * len(table)))
+    columns = [dataclasses.replace(column, low=None) for column in run.totals_columns]
+    content = totals_content([[table]], columns, "poison")
+    (run.path / "totals" / f"draft={draft}" / "part-00000.parquet").write_bytes(content)
     return signed(run)
 
 

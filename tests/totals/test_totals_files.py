@@ -1,4 +1,4 @@
-"""Files of totals: which shards each covers, how they are joined, and what of them is read."""
+"""Files of totals: one a draft, what of it is read, and how it is counted again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.errors import RunUnreadable
-from alphaprof.log import files
-from alphaprof.log.files import shards_of
-from alphaprof.log.manifest import Shard
+from alphaprof.log.manifest import Hybrid
+from alphaprof.log.run import Run
 from alphaprof.log.writer import RunWriter
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.files import DraftTotals, join_totals, read_totals, shard_totals
+from alphaprof.totals.files import DraftTotals, read_totals, write_totals
+from alphaprof.totals.hybrid import with_hybrids
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 RULES = ("strict", "lossless", "additive_0p1")
@@ -31,91 +31,81 @@ ORDER = [("rule", "ascending"), ("document", "ascending")]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunWriter:
-    """Ten shards of two documents, in one file."""
+def run(tmp_path: Path) -> Run:
+    """Ten shards of two documents."""
     return write_run(tmp_path / "run", RECIPE)
-
-
-def covered(run: RunWriter) -> list[tuple[int, int] | None]:
-    """The shards that the files in the folder cover, whether a manifest names them or not."""
-    return sorted(shards_of(path.name) or (-1, -1) for path in (run.path / "totals" / "draft=small").iterdir())
-
-
-def shards(count: int, documents: int) -> list[Shard]:
-    return [Shard(index, documents, 10, "0" * 64) for index in range(count)]
 
 
 def rows(table: pa.Table) -> list[dict]:
     return table.set_column(1, "rule", table["rule"].cast(pa.string())).sort_by(ORDER).to_pylist()
 
 
-def test_totals_are_joined_in_files_of_enough_documents(
-    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are the same rows however they are cut, and pandas reads the folder."""
-    request = TotalsRequest(RULES, run.gammas)
-    going = interrupted(run, tmp_path / "going")
-    cuts = {6: [(0, 2), (3, 5), (6, 8), (9, 9)], 8: [(0, 3), (4, 7), (8, 9)]}  # the latter of another version
-    for enough, expected in cuts.items():
-        monkeypatch.setattr(files, "ENOUGH", enough)
-        going.finish(join_totals)
-        assert covered(going) == expected
-        assert rows(read_totals(going, "small", request)) == rows(read_totals(run, "small", request))
-        assert len(pd.read_parquet(going.path / "totals")) == 2 * 20 * len(RULES)
+def groups(run: Run) -> list[tuple[str, int]]:
+    """The rule and the number of rows of each row group of a draft's file, in order."""
+    file = pq.ParquetFile(run.path / "totals" / "draft=small" / "part-00000.parquet")
+    place = file.metadata.schema.names.index("rule")
+    found = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    return [(group.column(place).statistics.min, group.num_rows) for group in found]
 
 
-def test_files_that_are_joined_while_a_report_reads_are_looked_up_again(run: RunWriter, tmp_path: Path) -> None:
-    """By a process that finishes the run: those of each shard, that the report knew of, are gone."""
-    request = TotalsRequest(RULES, run.gammas)
-    expected = rows(read_totals(run, "small", request))
-    going = with_totals_of_shards(run, tmp_path / "going")
-    held = DraftTotals(going, "small")
-    assert len(held.parts) == 10
-    RunWriter.open(going.path).finish(join_totals)
-    assert covered(going) == [(0, 9)]
-    shutil.rmtree(going.path / "positions")
-    assert rows(pa.concat_tables(held.read(request, None, list))) == expected
-    (part,) = RunWriter.open(going.path).totals_parts("small")
-    (going.path / part.name).write_bytes(b"")
-    with pytest.raises(RunUnreadable):
-        DraftTotals(RunWriter.open(going.path), "small").read(request, None, list)
-
-
-def with_totals_of_shards(run: RunWriter, folder: Path) -> RunWriter:
-    """The run while it goes on, all of its shards committed by one that adds up each shard's totals."""
-    going = interrupted(run, folder, 0)
-    for shard in run.shards:
-        texts = run.continuations(shard.index)
-        logs = {draft: run.positions(draft, shard.index) for draft in run.manifest.drafts}
-        totals = {draft: shard_totals(going, draft, log, texts) for draft, log in logs.items()}
-        assert going.commit(shard, logs, texts, totals)
-    return RunWriter.open(folder)
-
-
-def test_totals_of_shards_are_joined_without_a_look_at_the_log(
-    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are the file that is worked out from the log, to the last bit."""
-    going = with_totals_of_shards(run, tmp_path / "going")
-    assert [(part.first, part.last) for part in going.totals_parts("small")] == [(index, index) for index in range(10)]
-    monkeypatch.setattr(RunWriter, "positions", lambda *_: pytest.fail("reads the log"))
-    going.finish(join_totals)
-    assert joined(going) == joined(run)
-
-
-def joined(run: RunWriter) -> dict[str, bytes]:
+def stored(run: Run) -> dict[str, bytes]:
     """The files of totals of all drafts."""
     return {name: (run.path / name).read_bytes() for name in run.manifest.files if name.startswith("totals/")}
 
 
+def finished(going: Run) -> Run:
+    with RunWriter.opened(going.path, resume=True) as writer:
+        writer.finish(write_totals)
+    return Run.open(going.path)
+
+
+@pytest.mark.parametrize(("enough", "blocks"), [(6, [6, 6, 6, 2]), (8, [8, 8, 4]), (20, [20]), (21, [20])])
+def test_a_file_has_a_row_group_for_each_rule_of_enough_documents(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int, blocks: list[int]
+) -> None:
+    """The rows are the same however they are cut, and pandas reads the folder."""
+    request = TotalsRequest(RULES, run.gammas)
+    monkeypatch.setattr("alphaprof.totals.files.ENOUGH", enough)
+    monkeypatch.setattr("alphaprof.totals.files.POSITIONS", 1)  # else all shards are one table
+    going = finished(interrupted(run, tmp_path / "going"))
+    assert sorted(groups(going)) == sorted((rule, size) for size in blocks for rule in RULES)
+    assert [size for _, size in groups(going)] == [size for size in blocks for _ in RULES]
+    for rules in (RULES, RULES[1:2]):
+        few = TotalsRequest(rules, run.gammas)
+        assert rows(read_totals(going, "small", few)) == rows(read_totals(run, "small", few))
+    assert [len(table) for table in DraftTotals(going, "small").tables(request, ["rounds_1"])] == [
+        len(RULES) * size for size in blocks
+    ]
+    assert len(pd.read_parquet(going.path / "totals")) == 2 * 20 * len(RULES)
+
+
+def test_totals_of_a_run_that_is_running_are_counted_from_its_log(run: Run, tmp_path: Path) -> None:
+    """Of the shards that are recorded, and nothing is written."""
+    request = TotalsRequest(RULES, run.gammas)
+    expected = [row for row in rows(read_totals(run, "small", request)) if row["document"] < 8]
+    going = interrupted(run, tmp_path / "going", 4)
+    assert not going.has_totals("small")
+    assert rows(read_totals(going, "small", request)) == expected
+    assert not (going.path / "totals").exists()
+
+
+def test_a_file_is_fetched_once_and_needs_no_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = TotalsRequest(RULES, run.gammas)
+    expected = rows(read_totals(run, "small", request))
+    shutil.rmtree(run.path / "positions")
+    held = DraftTotals(run, "small")
+    assert held.stored is not None
+    monkeypatch.setattr(Run, "content", lambda *_: pytest.fail("reads a file"))
+    for _ in range(2):
+        assert rows(pa.concat_tables(held.tables(request, None))) == expected
+
+
 @pytest.mark.parametrize("positions", [1, 100])
 def test_however_many_shards_are_counted_at_once_the_files_are_equal(
-    run: RunWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: int
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: int
 ) -> None:
     monkeypatch.setattr("alphaprof.totals.files.POSITIONS", positions)
-    going = interrupted(run, tmp_path / "going")
-    going.finish(join_totals)
-    assert joined(going) == joined(run)
+    assert stored(finished(interrupted(run, tmp_path / "going"))) == stored(run)
 
 
 def test_a_report_on_stored_totals_compiles_nothing(tmp_path: Path) -> None:
@@ -131,3 +121,35 @@ def test_a_report_on_stored_totals_compiles_nothing(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "verdict" in result.stdout
+
+
+def test_whole_documents_lie_before_spans_in_the_row_group_of_a_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many shards it holds; spans of stored totals are those that are counted from the log, of a hybrid as well."""
+    monkeypatch.setattr("alphaprof.totals.files.ENOUGH", 6)
+    monkeypatch.setattr("alphaprof.totals.files.POSITIONS", 1)  # else all shards are one table
+    recipe = Recipe(rules=("strict", "additive_0p1"), lookups=("ngram",), shard_documents=3, thinking=0.6)
+    run = write_run(tmp_path / "run", recipe)
+    file = run.totals("small")
+    for group in map(file.read_row_group, range(file.num_row_groups)):
+        named = group["span"].is_valid().to_pylist()
+        assert 0 < sum(named) < len(named)
+        assert named == sorted(named)
+        for chosen in (False, True):
+            numbers = [number for number, each in zip(group["document"].to_pylist(), named, strict=True) if each is chosen]
+            assert numbers == sorted(numbers)
+    request = TotalsRequest(run.rules, run.gammas, spans=True)
+    keys = ("rule", "document", "span", "positions")
+
+    def ordered(some: Run, draft: str, asked: TotalsRequest) -> list[dict]:
+        return sorted(read_totals(some, draft, asked).to_pylist(), key=lambda row: tuple(map(str, map(row.get, keys))))
+
+    found = ordered(run, "small", request)
+    assert found == ordered(interrupted(run, tmp_path / "going"), "small", request)
+    whole = ordered(run, "small", TotalsRequest(run.rules, run.gammas))
+    assert [row for row in found if row["span"] is None] == whole
+    mixed = with_hybrids(run, {"both": Hybrid("ngram", "small", 1)})
+    of_hybrid = ordered(mixed, "both", TotalsRequest(["strict"], run.gammas, spans=True))
+    strict = [row for row in found if row["rule"] == "strict"]
+    assert [list(map(row.get, keys)) for row in of_hybrid] == [list(map(row.get, keys)) for row in strict]

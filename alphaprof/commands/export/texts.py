@@ -10,10 +10,10 @@ from pathlib import Path
 from alphaprof.commands.export.engines import Artefact
 from alphaprof.commands.export.formats import TEXTS, TRAINERS
 from alphaprof.errors import OptionInvalid
+from alphaprof.log.place import require_new
 from alphaprof.log.run import Run
 from alphaprof.log.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
 from alphaprof.log.storage import LocalStorage
-from alphaprof.log.writer import require_new
 from alphaprof.report.format import count, many
 
 # A trainer that is given the folder reads every .json and .jsonl file below it (speculators): the other parts are neither.

@@ -1,6 +1,6 @@
 """A run from the metrics that an engine logged for each request: drafts that are served and cannot be loaded here.
 
-Nothing here estimates. What metrics per request do not tell (`log.schema.UNKNOWN_TO_ENGINES`) is null: after a rejection an
+Nothing here estimates. What metrics per request do not tell (`run.schema.UNKNOWN_TO_ENGINES`) is null: after a rejection an
 engine never tests the drafts that follow, so alpha, an average over all positions, does not follow from what it counts.
 """
 
@@ -22,10 +22,11 @@ from alphaprof.commands.importing.lines import LeftOut, Line, json_lines
 from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.config.load import SET, changed_question, validate
 from alphaprof.config.options import named_model
-from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, RunExists, cut, shown
-from alphaprof.log.files import DRAFT_NAME
+from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, cut, shown
 from alphaprof.log.manifest import (
     CHAIN,
+    DOCUMENTS,
+    DRAFT_NAME,
     LOG_PROMPTS,
     NO_PROMPT,
     PROMPTS_KNOWN_BY,
@@ -39,8 +40,7 @@ from alphaprof.log.manifest import (
 from alphaprof.log.notes import note
 from alphaprof.log.run import Run
 from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
-from alphaprof.log.storage import storage_of
-from alphaprof.log.writer import RunWriter, joined, remove_unnamed
+from alphaprof.log.writer import RunWriter
 from alphaprof.version import __version__
 
 MOST_DOMAINS = 200  # more are no domains
@@ -52,7 +52,7 @@ DECIDED = ("decision.rule=", "costs.source=roofline")  # the rule is the engine'
 class ImportRequest:
     """What `alphaprof import` is asked for. `engine`: a name of `ENGINES`; `sampling` None: greedily; `gamma` None: what the
     metrics say; `target` None: the model of the responses; `domains`: one name for all files, or one for each; `domain_key`,
-    `cluster_key`: fields of the lines; `drafting`: see `log.manifest.Imported`.
+    `cluster_key`: fields of the lines; `drafting`: see `run.manifest.Imported`.
     """
 
     engine: str
@@ -88,9 +88,8 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     what is asked, `RunExists` and `DiskFull`.
     """
     _require_names(asked)
-    storage, read = storage_of(out), Read()
-    storage.remove_temporary()  # what killed imports left half written
-    with joined(storage, vars(asked) | {"files": list(map(str, asked.files))}, hint="choose another --out"):
+    read = Read()
+    with RunWriter.opened(out, hint="choose another --out") as run:
         for source, path in enumerate(asked.files):
             _read_file(read, source, path, asked)
         if not read.requests:
@@ -99,13 +98,10 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
             hint = read.advice.get(most, f"see docs/import.md for how to get metrics from {asked.engine}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _imported_manifest(asked, read)
-        run = RunWriter(storage, manifest)
-        with run.beginning():
-            run.write_totals([_totals_table(read.requests, imported)], (0, 0), asked.draft)
-            run.write_documents(_documents_table(read.requests, imported, read.digest.hexdigest()), (0, 0))
-            if not run.begin():
-                raise RunExists(f"{out} already holds a run", "choose another --out")
-        remove_unnamed(storage, run.manifest.files)  # what killed imports left, of files as they were then
+        run.manifest = manifest
+        run.write_totals(asked.draft, [[_totals_table(read.requests, imported)]])
+        run.write_table(DOCUMENTS, _documents_table(read.requests, imported, read.digest.hexdigest()), DOCUMENT_COLUMNS)
+        run.begin(manifest)
         return run
 
 

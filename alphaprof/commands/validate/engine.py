@@ -17,13 +17,12 @@ from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import EngineFailed, OptionInvalid
 from alphaprof.log.run import Run
-from alphaprof.log.storage import storage_of
-from alphaprof.log.writer import joined
+from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.decoding.speculative import Decoded, chosen_gammas, require_own_text
 from alphaprof.profiling.engine.steps import PLAIN, EngineSteps, Name
 from alphaprof.profiling.engine.texts import prompt_of
-from alphaprof.profiling.run.profile import in_memory, profile_with_models, time_steps_of
-from alphaprof.profiling.run.shard import Plan, Progress
+from alphaprof.profiling.profile import in_memory, profile_with_models, time_steps_of
+from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.rules import decoded_rule
 from alphaprof.stats.estimate import Array
 
@@ -80,13 +79,12 @@ def _validate_in_vllm(
     given = options.costs if isinstance(options.costs, MeasuredCosts) else MeasuredCosts()
     costs = given.model_copy(update={"source": "vllm", "concurrency": [concurrency]})
     options = options.model_copy(update={"gammas": chosen, "costs": costs})
-    storage = storage_of(out)
-    with joined(storage, options.model_dump(mode="json"), hint="choose another --out"):
-        plan = profile_with_models(options, storage, progress)
+    with RunWriter.opened(out, hint="choose another --out") as run:
+        plan = profile_with_models(options, run, progress)
         lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         costs = costs.model_copy(update={"context": contexts_of(*lengths)})
         drawn = {name: value for rule in rules for name, value in RULES[rule].items()}
-        known = (plan.options, engine, plan.target, plan.run.manifest.drafts, max(chosen), progress.say)
+        known = (plan.options, engine, plan.run.manifest.target, plan.run.manifest.drafts, max(chosen), progress.say)
         with in_memory(), EngineSteps.opened(*known, decoded=chosen, drawn=drawn) as engines:
             time_steps_of(plan, costs, progress, engines)
             return plan.run, _decode_in_turn(plan, engines, rules, repeats, concurrency, progress)

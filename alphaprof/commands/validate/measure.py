@@ -15,8 +15,7 @@ from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
 from alphaprof.log.run import Run
-from alphaprof.log.storage import storage_of
-from alphaprof.log.writer import joined
+from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.decoding.speculative import (
     Decoded,
     DecodingSetup,
@@ -26,8 +25,8 @@ from alphaprof.profiling.decoding.speculative import (
     require_decodable,
     require_own_text,
 )
-from alphaprof.profiling.run.profile import in_memory, profile_with_models, time_steps_of
-from alphaprof.profiling.run.shard import Plan, Progress
+from alphaprof.profiling.profile import in_memory, profile_with_models, time_steps_of
+from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, decoded_rule, parse_rule
 
@@ -63,9 +62,8 @@ def validate(
         require_decodable(rule, min(policies & set(rule.rule.policies) or policies))
     chosen = chosen_gammas(options.gammas, gammas)
     options = options.model_copy(update={"gammas": sorted({*options.gammas, *chosen}), "costs": as_decoded(options)})
-    storage = storage_of(out)
-    with joined(storage, options.model_dump(mode="json"), hint="choose another --out"):
-        plan = profile_with_models(options, storage, progress)
+    with RunWriter.opened(out, hint="choose another --out") as run:
+        plan = profile_with_models(options, run, progress)
         lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         time_steps_of(plan, as_decoded(options).model_copy(update={"context": contexts_of(*lengths)}), progress)
     with in_memory():

@@ -16,8 +16,8 @@ from alphaprof.profiling.decoding.drafters import GREEDILY, KEPT, OWN, Cached, C
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import draw, weights_of
-from alphaprof.profiling.run.shard import Loaded
 from alphaprof.profiling.scoring.statistics import distribution, proposal_columns
+from alphaprof.profiling.shard import Loaded
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 

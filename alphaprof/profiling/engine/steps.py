@@ -22,10 +22,9 @@ import numpy as np
 
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import EngineFailed
-from alphaprof.log.manifest import DraftFacts
+from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.profiling.engine.client import VllmEngine
 from alphaprof.profiling.engine.texts import model_arguments
-from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing.latency import Array, prompt_lengths
 from alphaprof.profiling.timing.steppers import NotTimed, TimedStep
 
@@ -59,7 +58,7 @@ class EngineSteps:
         cls,
         options: ProfileOptions,
         engine: EngineOptions,
-        target: Model,
+        target: ModelFacts,
         drafts: Mapping[str, DraftFacts],
         gamma: int,
         say: Callable[[str], None],

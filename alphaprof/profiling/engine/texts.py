@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.errors import EngineFailed, shown
+from alphaprof.log.manifest import ModelFacts
 from alphaprof.profiling.engine.client import VllmEngine, require_vllm
 from alphaprof.profiling.engine.server import VllmServer
-from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.texts.continuations import Continuation, finished
 from alphaprof.profiling.texts.corpus import Document
 
@@ -29,7 +29,7 @@ PROBE = "alphaprof asks: 12.5 % of Größe 日本 is\n\tdef f(x): return x**2 # 
 class TextWriter:
     """Writes continuations by the engine of a profile. The engine starts with the first document, and `close` ends it."""
 
-    def __init__(self, options: ProfileOptions, engine: EngineOptions, target: Model) -> None:
+    def __init__(self, options: ProfileOptions, engine: EngineOptions, target: ModelFacts) -> None:
         self.options, self.target = engine, target
         self.sources = options.written_by_engine()
         self._model = model_arguments(options, engine, target) if engine.url is None else {}
@@ -99,11 +99,11 @@ def prompt_of(document: Document, eos: Sequence[int]) -> dict[str, Any]:
     return asked | dataclasses.asdict(document.processing) | {"seed": seed}
 
 
-def model_arguments(options: ProfileOptions, engine: EngineOptions, target: Model) -> dict[str, Any]:
+def model_arguments(options: ProfileOptions, engine: EngineOptions, target: ModelFacts) -> dict[str, Any]:
     """Return the arguments of vLLM that name the target as it is profiled; `engine.args` go before them."""
     arguments: dict[str, Any] = {
         "model": options.target.model,
-        "dtype": target.dtype_name,
+        "dtype": target.dtype,
         "revision": options.target.revision,
     }
     arguments |= {"trust_remote_code": True} if options.target.trust_remote_code else {}

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from alphaprof.config.profile import COMPRESSED, FORMATS, data_format
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
-from alphaprof.log.storage import is_remote, storage_of
-from alphaprof.log.storage.protocol import NAME
+from alphaprof.log.storage import NAME, is_remote, storage_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,9 +102,7 @@ def opened(reference: str) -> Iterator[pa.NativeFile]:
     _require_format(reference)
     message, hint = f"{reference} does not exist", "check the names of its bucket, folder and file: a source is one file"
     try:
-        if not storage.has(name):  # says of a missing bucket what it says of a missing file
-            storage.read(name)
-        with storage.open(name) as file:
+        with storage.opened(name) as file:
             yield file
             return
     except FileNotFoundError:

@@ -172,6 +172,7 @@ def load_model(
         chosen = DTYPES[dtype if choice is None else choice.chosen]
         network, loaded = AutoModelForCausalLM.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
     _require_weights(network, loaded, options, quantised=declared is not None)
+    require_on_gpus(network, options)
     quantised = None
     if declared is not None:
         quantised = Quantisation(str(_method(declared)), _bits(declared), kernels_of(network))
@@ -182,6 +183,19 @@ def load_model(
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
     return Model(name, network.eval().requires_grad_(False), "model", options.model, served, quantised, choice)
+
+
+def require_on_gpus(network: PreTrainedModel, options: ModelOptions) -> None:
+    """Raise `ModelUnloadable` for parts that a device map leaves to the CPU or the disk, because GPUs have no room for them:
+    each step would bring them there.
+    """
+    places = [str(place) for place in getattr(network, "hf_device_map", {}).values()]
+    left = sum(place in ("cpu", "disk") for place in places)
+    if options.device_map != "cpu" and ("disk" in places or 0 < left < len(places)):
+        raise ModelUnloadable(
+            f"{options.model} does not fit into the memory of its GPUs: {left} of {len(places)} parts would be elsewhere",
+            "use more GPUs (execution.gpus_per_worker) or a smaller dtype, or set device_map: cpu",
+        )
 
 
 def _prepare(network: PreTrainedModel, extra_eos: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.schema import DEPTHS, DISTRIBUTION, PHASES, STARTS, LogRules, arrow_schema
+from alphaprof.log.schema import DEPTHS, DISTRIBUTION, SPANS, STARTS, LogRules, arrow_schema
 from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
@@ -354,16 +354,16 @@ def position_table(
     scored: dict[int, Arrays],
     rules: LogRules,
     draft: str,
-    thinking: Sequence[np.ndarray[Any, Any]] | None = None,
+    spans: Sequence[np.ndarray[Any, Any]] | None = None,
     *,
     has_distribution: bool = True,
     starts_matter: bool = False,
 ) -> pa.Table:
     """Return rows of one draft's position log for documents in order; `scored` holds their arrays by document number.
 
-    `thinking`: for each document which of its positions lie in the phase thinking; None: no phases. A draft that does not
-    have a distribution, or for which the start of a round does not matter, leaves the columns that need it null. Raises
-    `KeyError` where any other declared column is missing.
+    `spans`: for each document the names of its positions' spans; None: there are none. A draft that does not have a
+    distribution, or for which the start of a round does not matter, leaves the columns that need it null. Raises `KeyError`
+    where any other declared column is missing.
     """
     lengths = [len(item.ids) for item in continuations]
     parts = [scored[item.document.document] for item in continuations]
@@ -372,9 +372,9 @@ def position_table(
     data["domain"] = domains.take(np.repeat(np.arange(len(lengths)), lengths))
     data["document"] = np.repeat([item.document.document for item in continuations], lengths)
     data["position"] = np.concatenate([np.arange(length) for length in lengths])
-    if thinking is not None:
-        data["phase"] = np.where(np.concatenate(thinking), "thinking", "answer")
-    lacking = {DISTRIBUTION: not has_distribution, STARTS: not starts_matter, PHASES: thinking is None}
+    if spans is not None:
+        data["span"] = np.concatenate(spans)
+    lacking = {DISTRIBUTION: not has_distribution, STARTS: not starts_matter, SPANS: spans is None}
     absent = {column.name for column in rules.columns if lacking.get(column.needs or "")}
     bound = rules_of(list(rules.accepted))
     columns = data | dict.fromkeys(absent, np.full(sum(lengths), np.nan))
@@ -383,7 +383,7 @@ def position_table(
     without_proposal = data["proposed"] == 0
     masks = [
         None
-        if not column.nullable or column.name in ("phase", *absent)
+        if not column.nullable or column.needs == SPANS or column.name in absent
         else without_proposal | (data[column.name] < 0)
         if column.needs in (STARTS, DEPTHS)
         else without_proposal

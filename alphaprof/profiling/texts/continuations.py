@@ -1,4 +1,4 @@
-"""The text that positions are measured on: generated or given, in batches that a resumed run makes again; its phases."""
+"""The text that positions are measured on: generated or given, in batches that a resumed run makes again; its spans."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ PADDING = 0.07  # of a scoring batch, at most, while it is not too small
 MOST_BYTES = 4  # of a character
 UNFINISHED = "\ufffd"  # what bytes decode to that make no character
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Names = np.ndarray[Any, np.dtype[np.str_]]
 
 
 def batches(lengths: Sequence[int], budget: int, padding: float = 1.0) -> Iterator[list[int]]:
@@ -197,6 +198,11 @@ def _row(continuation: Continuation) -> dict[str, Any]:
     }
 
 
+def spans(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, ids: Any) -> Names:
+    """Return the name of the span that each token of a continuation belongs to, [positions]."""
+    return np.where(thinking(markers, tokenizer, prompt, ids), "thinking", "answer")
+
+
 def thinking(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, ids: Any) -> Flags:
     """Return which tokens of a continuation belong to the thinking part, its markers included; [positions].
 
@@ -208,7 +214,7 @@ def thinking(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, 
     stops = np.cumsum([len(text) for text in texts])
     starts = stops - [len(text) for text in texts]
     inside = np.zeros(len(texts), dtype=bool)
-    for first, last in _spans("".join(texts), markers):
+    for first, last in _between("".join(texts), markers):
         inside |= (stops > first) & (starts < (stops[-1] if last is None else last))
     return np.repeat(inside, sizes)[len(prompt) :]
 
@@ -234,7 +240,7 @@ def _pieces(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[t
         place += size
 
 
-def _spans(text: str, markers: Markers) -> Iterator[tuple[int, int | None]]:
+def _between(text: str, markers: Markers) -> Iterator[tuple[int, int | None]]:
     """Where thinking begins and ends in a text, as character offsets, markers included; None: it does not end."""
     place: int | None = 0
     while place is not None and (begin := text.find(markers.begin, place)) >= 0:

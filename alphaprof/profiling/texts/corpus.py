@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.log.manifest import left_out_remedy
+from alphaprof.log.manifest import Manifest, left_out_remedy
 from alphaprof.log.run import Run
 from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
 from alphaprof.log.split import unit_of
@@ -450,27 +450,37 @@ def document_of(row: Mapping[str, Any], given: Sequence[int] | None, cut: bool) 
     )
 
 
+class StagedRun(Protocol):
+    """What holds the documents of a run as they are to be measured: the run itself, or a stand-in for it."""
+
+    manifest: Manifest
+
+    def prompts(self, index: int) -> pa.Table:
+        """Return the documents of one shard."""
+
+
 class Staged:
     """Stands in for a `Corpus`: the documents of a run as they were staged."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: StagedRun) -> None:
         self.run = run
         self.skipped = run.manifest.skipped
         self.truncated = run.manifest.truncated
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order."""
-        for index in range(len(self.run.manifest.staged)):
+        for index in range(self.run.manifest.staged):
             yield from documents_of(self.run.prompts(index))
 
 
 class Reused(Staged):
     """Stands in for a `Corpus`: the documents of a run in their order, each with the continuation that the run stored.
-    `units`: of these independent units alone (`log.split.unit_of`); None: all documents.
+    `units`: of these independent units alone (`run.split.unit_of`); None: all documents.
     """
 
     def __init__(self, run: Run, units: frozenset[str] | None) -> None:
         super().__init__(run)
+        self.run: Run = run
         self.units = units
 
     @classmethod

@@ -54,8 +54,8 @@ from alphaprof.log.training import (
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, special_ids, tokenizer_fingerprint
-from alphaprof.profiling.run.profile import as_measured, in_memory, profile, set_threads
-from alphaprof.profiling.run.shard import Progress
+from alphaprof.profiling.profile import as_measured, in_memory, profile, set_threads
+from alphaprof.profiling.shard import Progress
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import (
     CONFIG,

@@ -20,7 +20,7 @@ from alphaprof.log.manifest import typed
 from alphaprof.log.storage import LocalStorage
 from alphaprof.log.training import TrainingProgress
 from alphaprof.profiling.heads.eagle import Eagle3
-from alphaprof.profiling.run.shard import Progress
+from alphaprof.profiling.shard import Progress
 from alphaprof.profiling.texts.continuations import batches
 from alphaprof.profiling.training.features import Features, TargetLaw, TextBatch
 from alphaprof.profiling.training.initial import trained_parameters

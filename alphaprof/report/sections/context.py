@@ -116,7 +116,7 @@ class ContextTokens:
     def read(cls, part: LogPart, draft: str, request: TotalsRequest) -> ContextTokens:
         """From the log of a draft, under the one rule of `request`."""
         run, facts, first, parts = part.run, part.run.manifest.drafts[draft], 0, []
-        columns = [*columns_of(request, facts), "phase"]
+        columns = columns_of(request, facts)
         for shard in run.shards:
             texts = run.continuations(shard.index, [*SHAPED, "prompt_tokens"])
             trace, kept, defined = factual_trace(run.positions(draft, shard.index, columns), texts, facts, request)

@@ -11,10 +11,10 @@ from alphaprof.config.options import Eagle3Draft
 from alphaprof.log.run import Run
 from alphaprof.log.split import of_units, texts_of
 from alphaprof.log.training import TESTED
+from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import load_model, load_tokenizer
-from alphaprof.profiling.run import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train
 from alphaprof.rules import parse_rule
 from alphaprof.totals.pool import decoded_totals

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config.profile import Markers
-from alphaprof.profiling.texts.continuations import thinking
+from alphaprof.profiling.texts.continuations import spans, thinking
 from tests.loops import each
 from tests.tiny import tokenizer
 
@@ -59,6 +59,11 @@ BY_HAND = [
 @each(("prompt", "text", "expected"), BY_HAND)
 def test_thinking_lies_between_its_markers_which_belong_to_it(prompt: str, text: str, expected: str) -> None:
     assert marked(prompt, text) == expected
+
+
+def test_every_token_has_the_name_of_its_span() -> None:
+    found = spans(MARKERS, BYTES, ids(BYTES, "p"), ids(BYTES, "x<think>a</think>b"))
+    assert found.tolist() == ["answer", *["thinking"] * 16, "answer"]
 
 
 def test_markers_are_what_the_profile_says() -> None:

@@ -1,0 +1,42 @@
+"""What a directory must be for a new run: empty, or left by a run that was killed before it had a manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from alphaprof.errors import RunExists
+from alphaprof.log.manifest import MANIFEST
+from alphaprof.log.storage import Storage
+
+# What a run leaves that was killed before it had a manifest.
+BEGUN = re.compile(
+    r"records/(prompts|texts|rows)-\d{4,}\.json|(prompts|totals/draft=[a-z0-9_-]+)/part-\d{5,}\.parquet|documents\.parquet"
+)
+
+
+def require_new(storage: Storage, hint: str = "", resume: bool = False) -> None:
+    """Raise `RunExists` if a run is there, unless it is resumed, and `DiskFull` if the directory cannot be made. `hint`:
+    what to do about a run that is there.
+    """
+    storage.require_writable()
+    names = storage.names("")
+    if MANIFEST in names and not resume:
+        hint = hint or "add --resume to finish it, or choose another --out"
+        raise RunExists(f"{storage.shown} already holds a run", hint)
+    if MANIFEST not in names and not _is_abandoned(storage, list(names)):
+        raise RunExists(f"{storage.shown} exists and is not empty", "choose a new directory for --out")
+
+
+def _is_abandoned(storage: Storage, names: Sequence[str]) -> bool:
+    """Return whether a run left all files of a directory that was killed before it had a manifest. One of each folder tells
+    whose they are: schemas and records name the program.
+    """
+    one = {name.partition("/")[0]: name for name in names}
+    return all(map(BEGUN.fullmatch, names)) and all(b"alphaprof" in storage.read(name) for name in one.values())
+
+
+def clear(storage: Storage) -> None:
+    """Remove what a run left that has no manifest."""
+    for name in filter(BEGUN.fullmatch, storage.names("")):
+        storage.remove(name)

@@ -1,0 +1,713 @@
+"""A run, top to bottom: prompts, checks, texts, step times, rows, totals. Each step does what is not recorded yet, so that a
+run which goes on is the same walk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from alphaprof.config.load import stored_profile
+from alphaprof.config.options import MeasuredCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
+from alphaprof.config.part import WHOLE, Part
+from alphaprof.config.profile import ProfileOptions
+from alphaprof.costs.cost_model import shape_of
+from alphaprof.costs.engine_table import read_engine_table
+from alphaprof.costs.steps import TARGET
+from alphaprof.costs.timing import is_busy
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
+from alphaprof.log.manifest import (
+    DOCUMENTS,
+    LATENCY,
+    DraftFacts,
+    Environment,
+    Manifest,
+    ModelFacts,
+    differences,
+    differing,
+    now,
+)
+from alphaprof.log.notes import note
+from alphaprof.log.run import Run
+from alphaprof.log.schema import LATENCY_COLUMNS
+from alphaprof.log.storage import address_of, storage_of
+from alphaprof.log.writer import FREE, RunWriter
+from alphaprof.profiling.engine.client import TRIED, vllm_version
+from alphaprof.profiling.engine.steps import EngineSteps
+from alphaprof.profiling.engine.texts import TextWriter, check_engine
+from alphaprof.profiling.heads.wiring import check_wiring
+from alphaprof.profiling.models import hub
+from alphaprof.profiling.models.dtype import with_dtype
+from alphaprof.profiling.models.kinds import check_tokenizers, load_drafts
+from alphaprof.profiling.models.load import (
+    eos_of,
+    is_out_of_memory,
+    load_model,
+    load_tokenizer,
+    special_ids,
+    token_count,
+    tokenizer_fingerprint,
+)
+from alphaprof.profiling.models.processing import not_modelled
+from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.scorer import Extras, Scorer
+from alphaprof.profiling.shard import Advance, Loaded, Plan, Progress, ShardRows, ShardTexts, score_shard, write_shard
+from alphaprof.profiling.texts.continuations import digest
+from alphaprof.profiling.texts.corpus import (
+    INT32_MAX,
+    Corpus,
+    Ids,
+    Reused,
+    Staged,
+    StagedRun,
+    documents_of,
+    policy,
+    prompt_table,
+)
+from alphaprof.profiling.timing import latency
+from alphaprof.profiling.timing.steppers import NotTimed
+from alphaprof.rules import parse_rule
+from alphaprof.totals.documents import require_weights
+from alphaprof.totals.files import write_totals
+from alphaprof.version import __version__
+
+Result = TypeVar("Result", ShardTexts, ShardRows)
+LOOKED_AT = 1_000  # documents of each source, before models are loaded
+LABELS = {"texts": "writing texts", "rows": "scoring"}
+TEXTS_WRITTEN = "all texts of {} are written; score them with --resume"
+
+
+def profile(
+    options: ProfileOptions,
+    out: Path | str,
+    progress: Progress,
+    resume: bool = False,
+    reuse: Path | None = None,
+    part: Part = WHOLE,
+    units: frozenset[str] | None = None,
+    texts_only: bool = False,
+    take_over: bool = False,
+) -> Run:
+    """Profile into the directory `out`, or with `resume` go on with the run there. Raises the errors of `errors.py`.
+
+    `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts; `units`: only
+    these independent units (a cluster, or a document that has none). `part`: which blocks of the documents; the same call
+    goes on with a part. `texts_only`: end when all texts are written; `take_over`: as of `RunWriter.opened`.
+    """
+    set_threads(options.execution.threads, alone=part == WHOLE)
+    with in_memory(), RunWriter.opened(out, resume or part != WHOLE, take_over=take_over) as run:
+        if run.begun:
+            models = resumed(options, run, progress, part)
+        else:
+            models = Models.of(begun(options, run, progress, reuse, part, units), progress)
+        if models is not None:
+            write_texts(models, run, progress)
+            if texts_only:
+                progress.say(TEXTS_WRITTEN.format(run.path))
+                return run
+            if isinstance(options.costs, MeasuredCosts) and part.index == 0 and not is_timed(run):
+                text = first_prompts(run)
+                write_times(run, time_models(models, run.manifest, text, options.costs, progress))
+            write_rows(models, run, progress)
+            progress.say("counting totals")
+            run.finish(write_totals)
+    return run
+
+
+class Models:
+    """The models of a profile with these documents, loaded when they are needed. They leave the memory before an engine
+    needs the GPU, and are loaded again afterwards.
+    """
+
+    def __init__(self, options: ProfileOptions, documents: Staged, progress: Progress, loaded: Loaded | None = None) -> None:
+        self.options, self._documents, self._progress, self._loaded = options, documents, progress, loaded
+
+    @classmethod
+    def of(cls, loaded: Loaded, progress: Progress) -> Self:
+        """Return models that are loaded already, of a run whose documents are staged."""
+        if not isinstance(loaded.documents, Staged):
+            raise TypeError("these documents are not staged")
+        return cls(loaded.options, loaded.documents, progress, loaded)
+
+    def loaded(self, engine: bool = False) -> Loaded:
+        """Return them, loaded. `engine`: as of `load`."""
+        if self._loaded is None:
+            self._loaded = load(self.options, self._progress, staged=self._documents, engine=engine)
+        return self._loaded
+
+    def release(self) -> None:
+        """Give their memory back."""
+        self._loaded = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class Background:
+    """Writes a shard while the next one is worked out: a context manager. What was handed over is written even if the block
+    ends with an error: it is measured already.
+    """
+
+    def __init__(self) -> None:
+        self._threads, self._last = ThreadPoolExecutor(1), Future[None]()
+        self._last.set_result(None)
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._threads.shutdown()
+        failed = self._last.exception()
+        if error is None:
+            self._last.result()
+        elif failed is not None and failed is not error:
+            error.add_note(f"earlier measurements could not be written: {failed}")
+
+    def check(self) -> None:
+        """Raise what ended the last piece of work, if something did."""
+        if self._last.done():
+            self._last.result()
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Hand over a piece of work, when the one before it is done."""
+        self._last.result()
+        self._last = self._threads.submit(work)
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[None]:
+    """Raise `OutOfMemory` if what it encloses does not fit into memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        hint = "use a smaller dtype, another device, or a device_map"
+        raise OutOfMemory("the models do not fit into memory", hint) from None
+
+
+def set_threads(threads: int | str, alone: bool = True) -> None:
+    """Have torch compute with as many threads as a run does; `auto`: as it chooses, or one if several processes share a
+    machine.
+    """
+    if threads != "auto" or not alone:
+        torch.set_num_threads(1 if threads == "auto" else int(threads))
+
+
+# Prompts and checks.
+
+
+class NewRun(StagedRun, Protocol):
+    """What takes the beginning of a run: its `RunWriter`, or what brings it there."""
+
+    def stage(self, prompts: pa.Table, digest: str) -> None:
+        """Take the documents of the next shard."""
+
+    def begin(self, manifest: Manifest) -> None:
+        """Take the manifest of a run whose prompts are staged."""
+
+
+def begun(
+    options: ProfileOptions,
+    run: NewRun,
+    progress: Progress,
+    reuse: Path | None = None,
+    part: Part = WHOLE,
+    units: frozenset[str] | None = None,
+    first: int | None = None,
+) -> Loaded:
+    """Load the models, stage the prompts of a new run, check what can fail later, and write the manifest. `first`: this many
+    documents, default all. Raises the errors of `errors.py`.
+    """
+    loaded = load(options, progress, reuse, units=units)
+    if first is not None and isinstance(loaded.documents, Corpus):
+        loaded = dataclasses.replace(loaded, documents=dataclasses.replace(loaded.documents, limit=first))
+    options, documents = loaded.options, loaded.documents
+    texts = address_of(storage_of(reuse)) if reuse else None
+    manifest = dataclasses.replace(manifest_of(loaded), reused=texts, part=str(part))
+    require_costs(options, manifest.target, manifest.drafts)
+    if isinstance(documents, Reused):
+        _require_same_target(documents.run, manifest)
+    staged = _stage(loaded, run, part, progress)
+    prompts = (document for index in range(staged) for document in documents_of(run.prompts(index)))
+    trials, doubts = check_wiring(loaded.drafts, options, prompts, loaded.scorer.width, progress.say) if staged else ({}, ())
+    drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
+    warnings = (*early_warnings(options, loaded, manifest.environment), *doubts)
+    for warning in warnings:
+        progress.warn(**warning)
+    manifest = dataclasses.replace(manifest, skipped=dict(documents.skipped), truncated=dict(documents.truncated))
+    run.begin(dataclasses.replace(manifest, drafts=manifest.drafts | drafts, warnings=warnings))
+    return dataclasses.replace(loaded, documents=Staged(run))
+
+
+def _stage(loaded: Loaded, run: NewRun, part: Part, progress: Progress) -> int:
+    """Write the prompts of a run by shards, and return how many these are."""
+    progress.start("reading prompts", hub.expected_documents(loaded.options), "documents")
+    stream, staged = iter(loaded.documents), 0
+    for block in itertools.count():
+        documents = list(itertools.islice(stream, loaded.options.shard_documents))
+        if not documents:
+            break
+        require_weights(loaded.options.decision.weights, (document.domain for document in documents))
+        if part.has(block):
+            run.stage(prompt_table(documents), digest(documents))
+            staged += 1
+        progress.advance(len(documents))
+    if isinstance(loaded.documents, Corpus):
+        for bad in loaded.documents.bad_rows():
+            progress.say(bad)
+    return staged
+
+
+def load(
+    options: ProfileOptions,
+    progress: Progress,
+    reuse: Path | None = None,
+    staged: Staged | None = None,
+    units: frozenset[str] | None = None,
+    engine: bool = True,
+) -> Loaded:
+    """Load models and find the data. Raises the errors of `errors.py`. `staged`: documents of a run that has begun, so that
+    neither data nor hub are read for them. `reuse`, `units`: as of `profile`; `engine`: whether the profile's engine has
+    still something to do, and is asked whether it can.
+    """
+    reused = Reused.open(reuse, options, units) if reuse else None
+    if reused is not None:  # its text is that of the target in its dtype
+        options = as_measured(options, reused.run.manifest)
+    progress.say(f"loading {options.target.model}")
+    tokenizer = load_tokenizer(options.target)
+    staged = staged or reused
+    check_tokenizers(options, tokenizer)  # wrong ones, a wrong engine and wrong data are found before weights are loaded
+    if options.engine is not None and options.uses_engine and engine:
+        check_engine(options, options.engine, tokenizer, reused is None and bool(options.written_by_engine()))
+    if staged is None:
+        first = Corpus(options, tokenizer, None, INT32_MAX)
+        for _ in itertools.islice(first, LOOKED_AT * len(options.data)):
+            pass
+        first.check()
+    target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
+    if target.choice is not None:
+        options = with_dtype(options, target.choice.chosen)
+        progress.say(target.choice.reason)
+    drafts = load_drafts(options, target, tokenizer)
+    dispatch.warm_up(target.device, progress.say)
+    documents = staged or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    extras = Extras.of(options.rules, options.certificates)
+    scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
+    return Loaded(options, tokenizer, target, drafts, documents, scorer)
+
+
+def manifest_of(loaded: Loaded, engine: bool = True) -> Manifest:
+    """Return what a run begins with. `engine`: as of `load`."""
+    rules = loaded.scorer.extras.log_rules(loaded.options.rules)
+    target = loaded.target.facts()
+    return Manifest(
+        status="running",
+        alphaprof=__version__,
+        created=now(),
+        config=loaded.options.model_dump(mode="json"),
+        target=dataclasses.replace(target, special=special_ids(loaded.tokenizer)),
+        drafts={draft.name: draft.facts() for draft in loaded.drafts},
+        tokenizer=tokenizer_fingerprint(loaded.tokenizer),
+        environment=_environment(target.device, loaded.target.device, loaded.options if engine else None),
+        certified=rules.certified,
+    )
+
+
+def _environment(name: str, device: torch.device, options: ProfileOptions | None) -> Environment:
+    packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
+    if options is not None and options.engine is not None and options.uses_engine:
+        packages["vllm"] = vllm_version(options.engine)
+    with contextlib.suppress(PackageNotFoundError):  # not there on every system
+        packages["triton"] = version("triton")
+    return {
+        "device": name,
+        "device_memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "packages": packages,
+    }
+
+
+def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
+    """Raise `CostsUnreadable` if step times from elsewhere cannot be had: known before any work."""
+    costs = options.costs
+    lookups = [name for name, facts in drafts.items() if not facts.has_steps]
+    if isinstance(costs, TableCosts):
+        models = [name for name in options.drafts if name not in lookups]  # those that could not be loaded among them
+        heads = [name for name in models if name not in drafts or drafts[name].by_depth]
+        read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
+    elif isinstance(costs, RooflineCosts):
+        for name, facts in {TARGET: target, **drafts}.items():
+            if name not in lookups:
+                shape_of(name, facts)
+
+
+def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environment) -> Iterator[dict[str, str]]:
+    """Yield what is known to be odd before any work, as notes."""
+    scorer, target = loaded.scorer, loaded.target
+    kinds = [options.continuation_of(index) for index in range(len(options.data))]
+    raw = [
+        Path(source.path).name
+        for source, kind in zip(options.data, kinds, strict=True)
+        if source.prompt is not None and not source.chat and not isinstance(kind, TextContinuation)
+    ]
+    if raw and loaded.tokenizer.chat_template is not None:
+        yield note("raw_prompts", files=", ".join(raw))
+    if options.decision.rule != "auto" and not _has_verdict(options, options.decision.rule):
+        yield note("no_verdict", rule=options.decision.rule)
+    if (ids := token_count(loaded.tokenizer)) > target.vocabulary:
+        yield note("larger_tokenizer", last=ids - 1, rows=target.vocabulary)
+    choice = target.choice
+    if choice is not None and choice.chosen != choice.stored:
+        yield note("other_dtype", reason=choice.reason)
+    if reason := dispatch.why_unavailable(target.device):
+        yield note("slow_statistics", reason=reason)
+    if options.certificates and not scorer.extras.certified:
+        yield note("no_thresholds", rules=", ".join(options.rules))
+    there = environment["packages"].get("vllm", TRIED)
+    if not there.startswith(TRIED):
+        yield note("other_vllm", version=there, tried=TRIED)
+    if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
+        yield from (note("not_modelled", setting=setting) for setting in not_modelled(target.served))
+    for forced in (scorer.target, *scorer.drafts):
+        if isinstance(forced, TeacherForced) and not forced.chunked:
+            yield note("full_logits", model=forced.model.name)
+
+
+def _has_verdict(options: ProfileOptions, named: str) -> bool:
+    """Return whether a rule has rounds on some of the text, without which no verdict can come out of the run."""
+    rule = parse_rule(named).rule
+    policies = [policy(options.continuation_of(index), {}) for index in range(len(options.data))]
+    texts = {"sampled" if fields["processing"] else "greedy" for fields in policies if fields["on_policy"]}
+    return rule.chained and bool(texts & set(rule.policies))
+
+
+# A run that goes on.
+
+
+def resumed(options: ProfileOptions, run: RunWriter, progress: Progress, part: Part = WHOLE) -> Models | None:
+    """Find what is missing of a run, damaged shards included, and load its models; None: it is complete. Raises
+    `RunMismatch` if it was made by another profile, with other models, or computes otherwise.
+    """
+    models = Models(as_measured(options, run.manifest), Staged(run), progress)
+
+    def described(engine: bool) -> Manifest:
+        set_threads(threads_of(run, options))
+        return manifest_of(models.loaded(engine), engine)
+
+    return models if goes_on(models.options, run, progress, described, part) else None
+
+
+def threads_of(run: RunWriter, options: ProfileOptions) -> int | str:
+    """Return the threads of a run that goes on: those of the step that has something already, else as the options say."""
+    begun = run.journal["rows"] or (run.journal["texts"] and run.lacking("texts"))
+    return run.manifest.environment["torch_threads"] if begun else options.execution.threads
+
+
+def goes_on(
+    options: ProfileOptions, run: RunWriter, progress: Progress, described: Callable[[bool], Manifest], part: Part = WHOLE
+) -> bool:
+    """Find what is missing of a run, and return whether anything but totals is. `options`: `as_measured`; `described`: loads
+    the models that go on with the run, with an engine that has still something to do, and returns what such a run would
+    begin with. Raises as `resumed` does.
+    """
+    _require_same_profile(run, options, part)
+    if damaged := run.forget_damaged():
+        progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
+    changed = {name: value for name, value in options.model_dump(mode="json").items() if name in FREE}
+    others = {name for name, value in changed.items() if run.manifest.config.get(name) != value}
+    timed = not isinstance(options.costs, MeasuredCosts) or part.index > 0 or is_timed(run)
+    done = run.manifest.status == "complete" and timed
+    if not done:  # nothing is changed for a process that cannot go on with it
+        writes = run.manifest.reused is None and options.written_by_engine() and run.lacking("texts")
+        engine = bool(writes) or (options.costs.source == "vllm" and not timed)
+        require_same_models(run, described(engine), moved=not run.journal["rows"])
+    if others:
+        run.update(config=run.manifest.config | changed)
+    if others - {"execution"}:
+        progress.say(f"the decision settings changed: reports of {run.path} now follow them")
+    if not done:
+        progress.say(f"resuming after {len(run.journal['rows'])} complete shards")
+    elif any(run.failure(name) for name in run.manifest.files if name.startswith((DOCUMENTS, "totals/"))):
+        progress.say(f"writing the totals of {run.path} again")
+        run.finish(write_totals)
+    else:
+        progress.say(f"{run.path} is complete already")
+    return not done
+
+
+def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
+    """Return the options with the target's dtype of a run that was made already, if they leave it to auto."""
+    return with_dtype(options, manifest.profile.dtype)
+
+
+def _require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> None:
+    """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ. A run is not
+    extended by another limit: documents that are added until the verdict is good make it wrong too often.
+    """
+    before = stored_profile(earlier.manifest.config).model_dump(mode="json")  # with the options that came later
+    asked = options.model_dump(mode="json")
+    if str(part) != earlier.manifest.part:
+        problem = f"{earlier.path} is part {earlier.manifest.part} of the documents, not {part}"
+        raise RunMismatch(problem, "resume with the options of the first call, or choose another --out")
+    if changed := [key for key in asked if key not in FREE and before.get(key) != asked[key]]:
+        hint = "resume with the profile and options of the first call, or choose another --out"
+        sources = [[{**source, "limit": None} for source in each["data"]] for each in (before, asked)]
+        if changed == ["data"] and sources[0] == sources[1]:
+            raise RunMismatch(
+                f"{earlier.path} was made with another limit, and a run is never extended",
+                "resume with the first limit, or profile that many other documents (another shuffle_seed) into a new --out",
+            )
+        raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
+
+
+def is_timed(run: RunWriter) -> bool:
+    """Return whether steps were timed, or cannot be. Step times that are damaged are lost."""
+    if any(warning["code"] == "not_timed" for warning in run.manifest.warnings):
+        return True
+    return LATENCY in run.manifest.files and not run.failure(LATENCY)
+
+
+def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
+    """Raise `RunMismatch` unless models and tokenizer are those of a run that goes on, and a process computes like the one
+    that wrote what a step has so far; the profile may allow that it does not. `mine`: what a run of that process would begin
+    with; `moved`: nothing is scored yet, and may be elsewhere than the run began.
+    """
+    before, mixed = run.manifest, mine.profile.mixed_devices
+    texts = before.texts_environment or before.environment
+    known = ([] if moved else [before.environment]) + ([texts] if run.journal["texts"] and run.lacking("texts") else [])
+    if not (before.imported or mixed) and (
+        found := [word for each in known for word in differences(each, mine.environment)]
+    ):
+        raise RunMismatch(
+            f"this process computes differently from the one that began the run ({'; '.join(found)}): rows could differ",
+            "match the run's setup, profile into a new directory, or allow it: --set execution.mixed_devices=true",
+        )
+    earlier, models = {"target": before.target, **before.drafts}, {"target": mine.target, **mine.drafts}
+    fields = [f"{name} {field}" for name, facts in models.items() for field in differing(earlier[name], facts)]
+    odd = [field for field in fields if not ((mixed or moved) and field.endswith(" device"))]
+    odd += ["tokenizer"] if before.tokenizer != mine.tokenizer else []
+    if odd:
+        hint = "put the same models back, or profile into a new directory"
+        raise RunMismatch(f"models are not those of the run (other {', '.join(odd)})", hint)
+    if moved:
+        drafts = {name: dataclasses.replace(before.drafts[name], device=facts.device) for name, facts in mine.drafts.items()}
+        target = dataclasses.replace(before.target, device=mine.target.device)
+        written = texts if differences(texts, mine.environment) else None
+        here = dict(mine.environment) | {"packages": before.environment["packages"] | mine.environment["packages"]}
+        run.update(environment=before.environment | here, texts_environment=written, target=target, drafts=drafts)
+    elif odd := list(dict.fromkeys(differences(before.environment, mine.environment))):
+        kept = tuple(warning for warning in before.warnings if warning["code"] != "mixed_devices")
+        run.update(warnings=(*kept, note("mixed_devices", where="; ".join(odd))))
+
+
+def _require_same_target(earlier: Run, mine: Manifest) -> None:
+    """Raise `RunMismatch` unless a run whose continuations are reused was made with this target, dtype and tokenizer."""
+    before = earlier.manifest
+    if differing(before.target, mine.target) or before.tokenizer != mine.tokenizer:
+        hint = "profile without --reuse-continuations: another target writes other text"
+        raise RunMismatch(f"{earlier.path} was made with another target, dtype or tokenizer", hint)
+
+
+# Texts, step times, rows.
+
+
+def write_texts(models: Models, run: RunWriter, progress: Progress) -> None:
+    """Write the continuations that are not recorded: by the engine of the profile, by the target, or as they are given."""
+    lacking = run.lacking("texts")
+    if not lacking:
+        return
+    writer, here = writers(models.options, run.manifest)
+    if writer is not None and writer.options.url is None:
+        models.release()
+
+    def results(advance: Advance) -> Iterator[ShardTexts]:
+        for index in lacking:
+            documents = list(documents_of(run.prompts(index)))
+            yield write_shard(models.loaded() if here else None, index, documents, advance, writer, run.manifest.target.eos)
+
+    with contextlib.closing(writer) if writer else contextlib.nullcontext():
+        record("texts", results, run, progress)
+
+
+def writers(options: ProfileOptions, manifest: Manifest) -> tuple[TextWriter | None, bool]:
+    """Return the engine that writes texts of a run, and whether the target is loaded for others."""
+    if manifest.reused is not None:
+        return None, False
+    written = options.written_by_engine()
+    engine = options.engine if written else None
+    writer = TextWriter(options, engine, manifest.target) if engine is not None else None
+    return writer, len(written) < len(options.data)
+
+
+def write_rows(models: Models, run: RunWriter, progress: Progress) -> None:
+    """Score the texts of the shards that are not recorded."""
+    if not (lacking := run.lacking("rows")):
+        return
+    loaded = models.loaded()
+
+    def results(advance: Advance) -> Iterator[ShardRows]:
+        for index in lacking:
+            texts = run.journal["texts"][index].shard
+            yield score_shard(loaded, run.manifest.drafts, texts, run.continuations(index), advance)
+
+    record("rows", results, run, progress)
+
+
+def record(step: str, results: Callable[[Advance], Iterator[Result]], run: RunWriter, progress: Progress) -> None:
+    """Write what a step makes of shards, each while the next one is worked out."""
+    progress.start(LABELS[step], sum(one.shard.documents for one in run.journal["prompts"].values()), "documents")
+    progress.advance(sum(one.shard.documents for one in run.journal[step].values()))
+    background = Background()
+
+    def advance(steps: float, positions: int) -> None:
+        background.check()  # a full disk ends the run at the next batch, and so does the loss of the directory
+        run.storage.require_there()
+        progress.advance(steps, positions)
+
+    with background:
+        for result in results(advance):
+            background.put(partial(_write, run, result))
+
+
+def _write(run: RunWriter, result: ShardTexts | ShardRows) -> None:
+    try:
+        if isinstance(result, ShardTexts):
+            run.write_texts(result.shard, result.texts, result.seconds)
+        else:
+            run.write_rows(result.shard, result.positions, result.seconds)
+    except MemoryError as error:  # pyarrow's, too
+        hint = "free memory, then --resume; or profile again with a lower shard_documents"
+        raise OutOfMemory(f"out of memory while writing results: {error}", hint) from None
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What came of timing: the latency table (None: steps cannot be timed), notes, and `waiting` as of `latency.Timed`."""
+
+    table: pa.Table | None
+    warnings: tuple[dict[str, str], ...]
+    waiting: float | None = None
+
+
+def first_prompts(run: StagedRun) -> Ids:
+    """Return the token ids of a run's first prompts, of which steps are timed."""
+    return np.concatenate([document.prompt for document in itertools.islice(Staged(run), 8)])
+
+
+def time_models(
+    models: Models,
+    manifest: Manifest,
+    text: Ids,
+    costs: MeasuredCosts,
+    progress: Progress,
+    given: latency.Timeable | None = None,
+) -> StepTimes:
+    """Time the steps, of the models on a text, of the engine, or those `given`."""
+    options, gamma = models.options, max(models.options.gammas)
+    subjects: contextlib.AbstractContextManager[latency.Timeable]
+    warnings = list[dict[str, str]]()
+
+    def noted(warning: dict[str, str]) -> None:
+        progress.warn(**warning)
+        warnings.append(warning)
+
+    try:
+        if given is not None:
+            subjects = contextlib.nullcontext(given)
+        elif costs.source == "vllm" and options.engine is not None:
+            models.release()
+            facts = manifest.target, manifest.drafts
+            subjects = EngineSteps.opened(options, options.engine, *facts, gamma, progress.say)
+        else:
+            loaded = models.loaded()
+            timed_here = latency.Subjects(loaded.target, loaded.drafts, text, gamma, costs.mode, progress.say)
+            subjects = contextlib.nullcontext(timed_here)
+        with subjects as opened:
+            progress.start("timing steps", 100, "parts")
+            first = options.decision.concurrency
+            timed = latency.measure(opened, costs, lambda share: progress.advance(100 * share), progress.say, first)
+    except NotTimed as error:
+        noted(note("not_timed", reason=error, remedy=error.remedy))
+        return StepTimes(None, tuple(warnings))
+    smaller = "lower costs.concurrency or costs.context"
+    left_out = [(reason, smaller) for reason in timed.left_out]
+    for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):
+        noted(note("not_timed_there", reason=reason, remedy=remedy))
+    if timed.waiting is not None and is_busy(timed.waiting):
+        noted(note("busy", waiting=timed.waiting))
+    return StepTimes(timed.table, tuple(warnings), timed.waiting)
+
+
+def write_times(run: RunWriter, times: StepTimes) -> None:
+    """Write step times into a run."""
+    warnings = run.manifest.warnings
+    if times.table is None:
+        run.update(warnings=(*warnings, *times.warnings))
+        return
+    run.write_table(LATENCY, times.table, LATENCY_COLUMNS)
+    # Of earlier times, that were damaged, nothing is true any more.
+    kept = (warning for warning in warnings if warning["code"] not in ("not_timed_there", "busy"))
+    environment = run.manifest.environment | Environment(timing_waiting=times.waiting)
+    run.update(warnings=(*kept, *times.warnings), environment=environment)
+
+
+# Runs of other commands: documents without step times, and step times without documents.
+
+
+def profile_with_models(options: ProfileOptions, run: RunWriter, progress: Progress, first: int | None = None) -> Plan:
+    """Profile into a new run without timing any step; the complete run with its loaded models. `first`: this many documents,
+    default all. Raises the errors of `errors.py`.
+    """
+    with in_memory():
+        models = Models.of(begun(options, run, progress, first=first), progress)
+        write_texts(models, run, progress)
+        write_rows(models, run, progress)
+        run.finish(write_totals)
+    return Plan(**vars(models.loaded()), run=run)
+
+
+def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress, given: latency.Timeable | None = None) -> None:
+    """Time the steps, or those `given`, for a run that has no step times yet, by `costs` instead of its profile's, and note
+    these in it. Raises `OutOfMemory`.
+    """
+    with in_memory():
+        plan.run.update(config=plan.run.manifest.config | {"costs": costs.model_dump(mode="json")})
+        text = first_prompts(plan.run)
+        write_times(plan.run, time_models(Models.of(plan, progress), plan.run.manifest, text, costs, progress, given))
+
+
+def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
+    """Return a run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
+    `StepsNotTimed` if a model's steps cannot be timed.
+    """
+    costs = options.costs
+    if not isinstance(costs, MeasuredCosts):
+        raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
+    with in_memory(), RunWriter.opened(out) as run:
+        models = Models.of(begun(options, run, progress), progress)
+        write_times(run, time_models(models, run.manifest, first_prompts(run), costs, progress))
+    if run.latency() is None:
+        warning = run.manifest.warnings[-1]
+        raise StepsNotTimed(warning["message"], warning["remedy"])
+    return run

@@ -1,0 +1,157 @@
+"""One shard of a run: its texts, and its rows. Values in, tables out: the run's one writer writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.log.manifest import DraftFacts, Shard
+from alphaprof.log.writer import RunWriter
+from alphaprof.profiling.engine.texts import TextWriter
+from alphaprof.profiling.models.draft import Arrays, Draft
+from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
+from alphaprof.profiling.texts.continuations import (
+    Continuation,
+    continuation_table,
+    digest,
+    generate,
+    generation_batches,
+    given,
+    halving,
+    scoring_batches,
+    spans,
+)
+from alphaprof.profiling.texts.corpus import Document, DocumentSource, document_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from alphaprof.config.profile import ProfileOptions
+
+# Called with steps and positions that are done (see `Progress.advance`).
+Advance = Callable[[float, int], None]
+
+
+class Progress(Protocol):
+    """What a run reports while it works; the command line draws it on stderr."""
+
+    def say(self, message: str) -> None:
+        """Say in a line what happens now."""
+
+    def warn(self, code: str, message: str, remedy: str) -> None:
+        """Something that the user should know and can change."""
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        """A new stage begins; `total` in `unit`, None if it is unknown."""
+
+    def advance(self, steps: float, positions: int = 0) -> None:
+        """Part of the stage is done."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A profile with its models and its documents."""
+
+    options: ProfileOptions
+    tokenizer: PreTrainedTokenizerBase
+    target: Model
+    drafts: Sequence[Draft]
+    documents: DocumentSource
+    scorer: Scorer
+
+
+@dataclass(frozen=True)
+class Plan(Loaded):
+    """A loaded profile with the run that is made of it."""
+
+    run: RunWriter
+
+
+@dataclass(frozen=True)
+class ShardTexts:
+    """What the texts step returns of a shard, in `seconds`."""
+
+    shard: Shard
+    texts: pa.Table
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ShardRows:
+    """What the rows step returns of a shard: position logs by draft, in `seconds`."""
+
+    shard: Shard
+    positions: dict[str, pa.Table]
+    seconds: float
+
+
+def write_shard(
+    loaded: Loaded | None,
+    index: int,
+    documents: Sequence[Document],
+    advance: Advance,
+    writer: TextWriter | None,
+    eos: Sequence[int],
+) -> ShardTexts:
+    """Return the continuations of a shard's documents: those that are given, and others by the `writer`'s engine or by the
+    target. `loaded`: None if the target writes none of them.
+    """
+    began = time.monotonic()
+    texts, halved, mine = given(documents, eos), 0, documents
+    advance(len(texts), 0)
+    if writer is not None:
+        texts += writer.write([document for document in documents if writer.writes(document)], lambda: advance(1, 0))
+        mine = [document for document in documents if not writer.writes(document)]
+    if loaded is not None:
+        for batch in generation_batches(mine, loaded.options.batch_tokens):
+            generated, times = halving(lambda items: generate(loaded.target, items, loaded.scorer.width), batch, _name)
+            texts += generated
+            halved += times
+            advance(len(batch), 0)
+    texts.sort(key=lambda item: item.document.document)
+    positions = sum(len(item.ids) for item in texts)
+    shard = Shard(index, len(documents), positions, digest(documents), halved)
+    return ShardTexts(shard, continuation_table(texts), time.monotonic() - began)
+
+
+def score_shard(
+    loaded: Loaded, drafts: Mapping[str, DraftFacts], shard: Shard, texts: pa.Table, advance: Advance
+) -> ShardRows:
+    """Return the position logs of a shard's texts, by drafts with these facts. `advance`: called after each batch (see
+    `Progress.advance`).
+    """
+    began = time.monotonic()
+    continuations = [
+        Continuation(document_of(row, None, False), np.array(row["continuation_ids"], dtype=np.int32), row["finish"])
+        for row in texts.to_pylist()
+    ]
+    scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in loaded.drafts}
+    halved = shard.halved_batches
+    for batch in scoring_batches(continuations, loaded.options.batch_tokens):
+        parts, times = halving(lambda items: [(items, loaded.scorer.score(items))], batch, _name)
+        for items, columns in parts:
+            for draft, arrays in columns.items():
+                scored[draft] |= by_document(items, arrays)
+        halved += times
+        advance(len(batch), sum(len(item.ids) for item in batch))
+    markers, named = loaded.options.thinking, None
+    if markers is not None:
+        named = [spans(markers, loaded.tokenizer, item.document.prompt, item.ids) for item in continuations]
+    held, positions = loaded.scorer.extras.log_rules(loaded.options.rules), dict[str, pa.Table]()
+    for name, found in scored.items():
+        can = drafts[name]
+        flags = {"has_distribution": can.has_distribution, "starts_matter": can.starts_matter}
+        positions[name] = position_table(continuations, found, held.of(can), name, named, **flags)
+    return ShardRows(dataclasses.replace(shard, halved_batches=halved), positions, time.monotonic() - began)
+
+
+def _name(item: Document | Continuation) -> str:
+    document = item.document if isinstance(item, Continuation) else item
+    return f"document {document.document} ({document.domain}, {len(document.prompt)} prompt tokens)"
