@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import OptionInvalid, cut
-from alphaprof.log.manifest import Manifest
-from alphaprof.log.run import Run
-from alphaprof.log.schema import arrow_schema
+from alphaprof.run.manifest import Manifest
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import arrow_schema
 
 if TYPE_CHECKING:
     import pandas as pd

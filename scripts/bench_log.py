@@ -28,7 +28,7 @@ Figures = dict[str, float]
 
 def totals_figures(path: Path) -> Figures:
     """Compute and write the totals of a run again, and say how many seconds that took (imports not counted)."""
-    from alphaprof.log.writer import RunWriter
+    from alphaprof.run.writer import RunWriter
     from alphaprof.totals.files import write_totals
 
     with RunWriter.opened(path, resume=True) as run:
@@ -39,8 +39,8 @@ def totals_figures(path: Path) -> Figures:
 
 def report_figures(path: Path) -> Figures:
     """Build the report of a run whose totals are stored."""
-    from alphaprof.log.run import Run
     from alphaprof.report.build import build_report
+    from alphaprof.run.reader import Run
 
     seconds, cpu = _timed(lambda: build_report(Run.open(path)))
     return {"seconds": seconds, "cpu": cpu, "memory": _memory()}
@@ -51,7 +51,7 @@ MEASURES = {"totals": totals_figures, "report": report_figures}
 
 def bytes_per_position(path: Path) -> float:
     """Of the position log on disk, a position and draft."""
-    from alphaprof.log.run import Run
+    from alphaprof.run.reader import Run
 
     manifest = Run.open(path).manifest
     size = sum(part.stat().st_size for part in (path / "positions").rglob("*.parquet"))

@@ -30,7 +30,6 @@ import torch
 from transformers.utils import logging
 
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.log.storage import storage_of
 from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
@@ -39,6 +38,7 @@ from alphaprof.profiling.scoring.statistics import ProcessedLogits, columns
 from alphaprof.profiling.shard import Loaded, Progress
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
+from alphaprof.run.storage import storage_of
 from scripts.gpu.setting import random_head
 from scripts.gpu.speed import bare, in_turn, ratios
 

@@ -52,7 +52,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import alphaprof
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.run import Run
+from alphaprof.run.reader import Run
 from tests.synthetic import Domain, Recipe, write_anew, write_run
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,7 @@ from typing import Any
 from alphaprof import rules
 from alphaprof import rules as rule_names
 from alphaprof.config import options, profile
-from alphaprof.log import schema
+from alphaprof.run import schema
 
 DOCS = Path(__file__).parent.parent / "docs"
 RULE = ("RULE",)
@@ -76,7 +76,7 @@ def columns_page() -> str:
     """The page about the tables of a run."""
     parts = [
         "# Columns\n",
-        "Written by `scripts/make_reference.py` from `alphaprof/log/schema.py`. The Parquet files carry unit and meaning in",
+        "Written by `scripts/make_reference.py` from `alphaprof/run/schema.py`. The Parquet files carry unit and meaning in",
         "their field metadata. Where columns name gamma (here 4), there is one column for every gamma of the profile.\n",
     ]
     for title, about, columns in TABLES:

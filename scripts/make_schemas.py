@@ -34,9 +34,9 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import Prediction
 from alphaprof.commands.trees import TreesReport
 from alphaprof.commands.validate.validation import Validation
-from alphaprof.log.schema import LATENCY_COLUMNS, Column
 from alphaprof.render.json import Published
 from alphaprof.report.build import Report
+from alphaprof.run.schema import LATENCY_COLUMNS, Column
 
 FOLDER = Path(__file__).parent.parent / "alphaprof" / "render" / "schemas"
 ANSWERS: tuple[type[Published], ...] = (

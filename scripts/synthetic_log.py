@@ -26,11 +26,11 @@ import pyarrow.compute as pc
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
-from alphaprof.log.manifest import Shard
-from alphaprof.log.run import Run
-from alphaprof.log.schema import DOCUMENT_COLUMNS, LATENCY_COLUMNS, PROMPT_COLUMNS, arrow_schema
-from alphaprof.log.writer import RunWriter
 from alphaprof.rules import DEFAULT_RULES
+from alphaprof.run.manifest import Shard
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import DOCUMENT_COLUMNS, LATENCY_COLUMNS, PROMPT_COLUMNS, arrow_schema
+from alphaprof.run.writer import RunWriter
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals, write_totals
 from tests.synthetic import Document, Domain, Recipe, continuation_table, latency, log_table, manifest

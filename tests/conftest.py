@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from alphaprof.log.run import Run
+    from alphaprof.run.reader import Run
 
 ROOT = Path(__file__).parent.parent
 Runner = Callable[..., tuple[int, str, str]]  # of a command line: exit code, standard output and standard error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from alphaprof.log.storage import LocalStorage
-from alphaprof.log.training import (
+from alphaprof.run.storage import LocalStorage
+from alphaprof.run.training import (
     TRAINING,
     DraftVocabulary,
     PartUnits,

@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from alphaprof.log.run import Run
 from alphaprof.render.json import render_json
 from alphaprof.render.report import ReportAnswer
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Result
+from alphaprof.run.reader import Run
 from tests.synthetic import Recipe, write_run
 
 # Names as data may hold them.

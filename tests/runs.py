@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from alphaprof.config.load import load_profile
-from alphaprof.log.run import Run
-from alphaprof.log.training import TESTED
 from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.training.train import TrainingOptions, train
+from alphaprof.run.reader import Run
+from alphaprof.run.training import TESTED
 from tests.reference import LOGGED_RULES
 
 NEW_TOKENS = 24

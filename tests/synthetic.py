@@ -23,9 +23,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from alphaprof.log.manifest import DraftFacts, File, Manifest, ModelFacts, Shard
-from alphaprof.log.run import Run
-from alphaprof.log.schema import (
+from alphaprof.profiling.scoring.scorer import Extras
+from alphaprof.rules import rules_of
+from alphaprof.run.manifest import DraftFacts, File, Manifest, ModelFacts, Shard
+from alphaprof.run.parquet import blocks_of
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import (
     CONTINUATION_COLUMNS,
     DEPTH_COUNTS,
     DEPTHS,
@@ -36,10 +39,7 @@ from alphaprof.log.schema import (
     arrow_schema,
     depth_names,
 )
-from alphaprof.log.tables import blocks_of
-from alphaprof.log.writer import RunWriter
-from alphaprof.profiling.scoring.scorer import Extras
-from alphaprof.rules import rules_of
+from alphaprof.run.writer import RunWriter
 from alphaprof.totals.files import write_totals
 from alphaprof.totals.replay import runs_by_depth
 

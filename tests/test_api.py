@@ -16,8 +16,8 @@ import pytest
 
 import alphaprof
 from alphaprof.errors import OptionInvalid, RunUnreadable
-from alphaprof.log.run import Run
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
 from tests.synthetic import Recipe, contents, interrupted, write_run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()

@@ -30,7 +30,7 @@ HOMES = {
     "plotly": ("render/html/*", "render/blocks.py"),
     "jinja2": ("render/html/*", "profiling/texts/chat.py"),
     "yaml": ("config/*",),
-    "pydantic": ("config/*", "log/training.py", "commands/importing/*", "costs/engine_table.py"),
+    "pydantic": ("config/*", "run/training.py", "commands/importing/*", "costs/engine_table.py"),
     "scipy": ("stats/*", "costs/*", "theory/*"),
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),
@@ -41,7 +41,7 @@ HOMES = {
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.
 ORDER = (
-    *("version", "errors", "stats", "rules", "log", "totals", "costs", "theory", "config", "report", "render"),
+    *("version", "errors", "stats", "rules", "run", "totals", "costs", "theory", "config", "report", "render"),
     *("profiling", "commands", "api", "cli", "__main__"),
 )
 APART = {room: {"config"} for room in ("report", "render")} | {"profiling": {"report", "render"}}  # pydantic; statistics

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.config.options import DRAFTS, DraftOptions, Whole
 from alphaprof.errors import CheckFailed
-from alphaprof.log.manifest import DraftFacts
-from alphaprof.log.run import Run
-from alphaprof.log.schema import PROPOSED_LIMIT
+from alphaprof.run.manifest import DraftFacts
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import PROPOSED_LIMIT
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.log.run import Run
 from alphaprof.profiling.decoding.speculative import require_decodable
 from alphaprof.report.build import build_report
 from alphaprof.rules import RULES, SAMPLED, Parameter, Rule, lossless, lossless_emitted, parse_rule
+from alphaprof.run.reader import Run
 from tests.reporting import as_terminal
 from tests.runs import profile_file, run_profile
 

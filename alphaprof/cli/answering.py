@@ -94,10 +94,10 @@ def report(
     verify: Annotated[bool, how("--verify", help="First check every byte of the run's files against the manifest.")] = False,
 ) -> None:
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, and what to use for each domain."""
-    from alphaprof.log.run import Run
     from alphaprof.render.report import ReportAnswer
     from alphaprof.render.sections import ALL
     from alphaprof.report.build import build_report
+    from alphaprof.run.reader import Run
 
     shown = _sections(sections, form, out)
     opened = Run.open(run)
@@ -186,7 +186,7 @@ def compare(
     """
     from alphaprof.commands.compare import compare as compare_sides
     from alphaprof.config.load import known_rules
-    from alphaprof.log.run import side_of
+    from alphaprof.run.reader import side_of
 
     show(compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma), form, out)
 
@@ -217,7 +217,7 @@ def trees(
 ) -> None:
     """Predict tokens per round of static draft trees: the best of each size, and your own. Gives no verdict."""
     from alphaprof.commands.trees import NODES, build_trees, read_trees
-    from alphaprof.log.run import side_of
+    from alphaprof.run.reader import side_of
 
     given = read_trees(files or [], top)
     show(build_trees(side_of(run), NODES if nodes is None else nodes, depth, given), form, out)

@@ -106,9 +106,9 @@ def interruptible(out: str | None) -> Iterator[None]:
 
 def has_begun(out: str) -> bool:
     """Return whether a run or a training has visibly begun in a place."""
-    from alphaprof.log.manifest import MANIFEST
-    from alphaprof.log.storage import storage_of
-    from alphaprof.log.training import TRAINING
+    from alphaprof.run.manifest import MANIFEST
+    from alphaprof.run.storage import storage_of
+    from alphaprof.run.training import TRAINING
 
     with contextlib.suppress(Exception):  # it is asked while something else ends the command
         return any(map(storage_of(out).has, (MANIFEST, TRAINING)))

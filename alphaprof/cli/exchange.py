@@ -32,7 +32,7 @@ from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.commands.importing.run import ImportRequest
-    from alphaprof.log.run import RunDraft
+    from alphaprof.run.reader import RunDraft
 
 group = Typer()
 import_group = Typer(help="Import an engine's logs: requests as a run, counters for a first look.", no_args_is_help=True)
@@ -83,7 +83,7 @@ def _named_draft(run: str, overrides: list[str] | None, split: SplitWay | None) 
     if split is not None:
         raise OptionInvalid("--split is for --to texts: this format has no texts", "leave out --split")
     from alphaprof.config.load import changed_question
-    from alphaprof.log.run import side_of
+    from alphaprof.run.reader import side_of
 
     side = side_of(run)
     return side.asked(changed_question(side.run.manifest.config, overrides)) if overrides else side

@@ -31,7 +31,7 @@ from alphaprof.version import install_line
 if TYPE_CHECKING:
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.config.profile import ProfileOptions
-    from alphaprof.log.run import Run
+    from alphaprof.run.reader import Run
 
 
 group = Typer()

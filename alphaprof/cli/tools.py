@@ -150,7 +150,7 @@ def predict(
 ) -> None:
     """Compute tokens per round, break-even and speedup from an acceptance and a cost, without models."""
     from alphaprof.commands.predict import acceptance_of, build_prediction, cost_asked, gammas_of
-    from alphaprof.log.manifest import CostsAsked
+    from alphaprof.run.manifest import CostsAsked
     from alphaprof.stats.formulas import RoundCost
 
     acceptance = acceptance_of(alpha, rate, length, rates, at_gamma or gamma)
@@ -174,7 +174,7 @@ def schema(
 
         print_text(json_schema(of), None)
         return
-    from alphaprof.log.schema import HEAD_COLUMNS, LogRules
+    from alphaprof.run.schema import HEAD_COLUMNS, LogRules
 
     beside = "additional columns of a draft head, per depth and per rule that samples drafts (here: depth 2):"
     for heading, columns in (("", LogRules(("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):

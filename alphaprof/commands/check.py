@@ -31,9 +31,6 @@ import pyarrow as pa
 from alphaprof.costs.speedup import Mix, StepTimes
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
-from alphaprof.log.manifest import CHAIN, PARTIAL, DraftFacts, StoredProfile
-from alphaprof.log.notes import concerns_of
-from alphaprof.log.run import Run, RunDraft, path_and_draft, require_drafts, side_of
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.report import format as fmt
 from alphaprof.report.build import answered
@@ -54,6 +51,9 @@ from alphaprof.report.sections.stopping import answered_p_min
 from alphaprof.report.traffic import basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import CHAIN, PARTIAL, DraftFacts, StoredProfile
+from alphaprof.run.notes import concerns_of
+from alphaprof.run.reader import Run, RunDraft, path_and_draft, require_drafts, side_of
 from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.gates import Gate, Outcome, together
 from alphaprof.stats.gates import judge as judge_gates

@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.log.manifest import CHAIN, PROMPTS_KNOWN_BY
-from alphaprof.log.run import Run, RunDraft
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.pairing import (
@@ -31,6 +29,8 @@ from alphaprof.report.pairing import (
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
+from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, distinct
 from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents

@@ -20,11 +20,6 @@ import torch
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DiskFull
-from alphaprof.log.manifest import DraftFacts, left_out_remedy
-from alphaprof.log.notes import check_of
-from alphaprof.log.place import require_new
-from alphaprof.log.storage import LocalStorage, storage_of
-from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.profile import profile_with_models, time_steps_of
 from alphaprof.profiling.shard import Plan, Progress
@@ -33,6 +28,11 @@ from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
 from alphaprof.render.blocks import Block, Table
 from alphaprof.render.wording import wiring_lines
 from alphaprof.report.format import count, data_size, duration, many, percent, short
+from alphaprof.run.manifest import DraftFacts, left_out_remedy
+from alphaprof.run.notes import check_of
+from alphaprof.run.place import require_new
+from alphaprof.run.storage import LocalStorage, storage_of
+from alphaprof.run.writer import RunWriter
 
 FIRST = 200  # documents that are looked at
 TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most

@@ -15,9 +15,9 @@ from alphaprof.costs.cost_model import MEASURED, timed_with
 from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
-from alphaprof.log.run import Run
 from alphaprof.render.blocks import Block, Small, Table, table_by_columns
 from alphaprof.report import format as fmt
+from alphaprof.run.reader import Run
 
 Rows = Sequence[Mapping[str, Any]]
 TIMES = {"ms": "median", "p10": "p10", "p90": "p90"}  # headings of what stands in a run's step times

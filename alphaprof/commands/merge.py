@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaprof.errors import RunMismatch
-from alphaprof.log.journal import STEPS, Journal
-from alphaprof.log.manifest import LATENCY, Manifest, differences, differing
-from alphaprof.log.run import TIMED_AGAIN, Run
-from alphaprof.log.writer import FREE, RunWriter
+from alphaprof.run.journal import STEPS, Journal
+from alphaprof.run.manifest import LATENCY, Manifest, differences, differing
+from alphaprof.run.reader import TIMED_AGAIN, Run
+from alphaprof.run.writer import FREE, RunWriter
 from alphaprof.totals.files import write_totals
 
 ONE_BY_ONE = "give every part of one profile once: the runs of --part 0/N to N-1/N"

@@ -20,7 +20,7 @@ from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost
 
 if TYPE_CHECKING:
-    from alphaprof.log.manifest import CostsAsked
+    from alphaprof.run.manifest import CostsAsked
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
-from alphaprof.log.run import Run, RunDraft
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import held_out
+from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, present, ratio, share_interval
 from alphaprof.stats.paired import weighted_inverse_difference
 from alphaprof.theory.trees import Mask, NodePath, RankCounts, Tree, expected_tokens, optimal_tree, rank_counts, replayed

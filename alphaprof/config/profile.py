@@ -35,8 +35,8 @@ from alphaprof.config.options import (
     WrittenContinuation,
 )
 from alphaprof.errors import cut, require_utf8, shown
-from alphaprof.log.manifest import DRAFT_NAME
 from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
+from alphaprof.run.manifest import DRAFT_NAME
 
 AUTO = "auto"
 
@@ -379,7 +379,7 @@ def resolve(reference: str, folder: Path) -> str:
     """Return a model or dataset reference, with a local path made absolute (from `folder`). A hub id, or a file in an
     object store, is returned unchanged. Raises `OptionInvalid` for a path that is not UTF-8.
     """
-    from alphaprof.log.storage import is_remote
+    from alphaprof.run.storage import is_remote
 
     if is_remote(reference):
         return reference

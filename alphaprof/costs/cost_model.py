@@ -19,8 +19,8 @@ from alphaprof.costs.roofline import ACCELERATORS, ENGINES, Efficiency, Engine, 
 from alphaprof.costs.speedup import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
-from alphaprof.log.manifest import CHAIN, CostsAsked, DraftFacts, Manifest, ModelFacts
-from alphaprof.log.run import Run
+from alphaprof.run.manifest import CHAIN, CostsAsked, DraftFacts, Manifest, ModelFacts
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array
 
 MEASURED, VLLM, TABLE, ROOFLINE, NONE = "measured", "vllm", "table", "roofline", "none"

@@ -22,13 +22,13 @@ import pyarrow as pa
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ExecutionOptions, ProfileOptions
 from alphaprof.errors import AlphaprofError, ExtraMissing, OptionInvalid, WorkerFailed
-from alphaprof.log.manifest import Manifest, Shard
-from alphaprof.log.run import Run
-from alphaprof.log.storage import address_of, storage_of
-from alphaprof.log.writer import RunWriter
 from alphaprof.profiling import profile as road
 from alphaprof.profiling.shard import Advance, Loaded, Progress, ShardRows, ShardTexts, score_shard, write_shard
 from alphaprof.profiling.texts.corpus import Ids, Staged, documents_of
+from alphaprof.run.manifest import Manifest, Shard
+from alphaprof.run.reader import Run
+from alphaprof.run.storage import address_of, storage_of
+from alphaprof.run.writer import RunWriter
 from alphaprof.totals.files import write_totals
 from alphaprof.version import install_line
 

@@ -32,22 +32,6 @@ from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
-from alphaprof.log.manifest import (
-    DOCUMENTS,
-    LATENCY,
-    DraftFacts,
-    Environment,
-    Manifest,
-    ModelFacts,
-    differences,
-    differing,
-    now,
-)
-from alphaprof.log.notes import note
-from alphaprof.log.run import Run
-from alphaprof.log.schema import LATENCY_COLUMNS
-from alphaprof.log.storage import address_of, storage_of
-from alphaprof.log.writer import FREE, RunWriter
 from alphaprof.profiling.engine.client import TRIED, vllm_version
 from alphaprof.profiling.engine.steps import EngineSteps
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
@@ -84,6 +68,22 @@ from alphaprof.profiling.texts.corpus import (
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.steppers import NotTimed
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import (
+    DOCUMENTS,
+    LATENCY,
+    DraftFacts,
+    Environment,
+    Manifest,
+    ModelFacts,
+    differences,
+    differing,
+    now,
+)
+from alphaprof.run.notes import note
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import LATENCY_COLUMNS
+from alphaprof.run.storage import address_of, storage_of
+from alphaprof.run.writer import FREE, RunWriter
 from alphaprof.totals.documents import require_weights
 from alphaprof.totals.files import write_totals
 from alphaprof.version import __version__

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.log.manifest import DraftFacts, Shard
-from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.engine.texts import TextWriter
 from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
@@ -29,6 +27,8 @@ from alphaprof.profiling.texts.continuations import (
     spans,
 )
 from alphaprof.profiling.texts.corpus import Document, DocumentSource, document_of
+from alphaprof.run.manifest import DraftFacts, Shard
+from alphaprof.run.writer import RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from alphaprof.log.notes import RANKS
 from alphaprof.render.blocks import Row, Table, table_by_columns
 from alphaprof.render.sections import ALL, chosen, on_for
 from alphaprof.report import format as fmt
@@ -21,6 +20,7 @@ from alphaprof.report.model import DomainAnswer, DraftAnswer, Note
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.speeds import pays_up_to
 from alphaprof.report.verdict import MIDDLE, beside
+from alphaprof.run.notes import RANKS
 from alphaprof.stats.estimate import Interval
 
 NOTES = 3  # that are shown

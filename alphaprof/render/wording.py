@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from alphaprof.log.manifest import DraftFacts
 from alphaprof.render.blocks import text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.model import Result, RunFacts
 from alphaprof.report.sections.difficulty import Decile
+from alphaprof.run.manifest import DraftFacts
 
 FEW = 20  # drafts: a share of fewer says little
 

@@ -15,8 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import Cost, CostModel
-from alphaprof.log.manifest import StoredProfile
-from alphaprof.log.run import Run
 from alphaprof.report.format import text_kind
 from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, evidence_of
 from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, Result, RunFacts, Traffic
@@ -32,6 +30,8 @@ from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_
 from alphaprof.report.traffic import Judged, Parts, judge_parts, judge_traffic
 from alphaprof.report.verdict import Evidence, Question, VerdictName
 from alphaprof.report.warnings import report_warnings, timing_notes
+from alphaprof.run.manifest import StoredProfile
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.log_sample import LogPart, limit_of

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import Cost, CostModel, cost_of, open_costs
 from alphaprof.costs.speedup import UNTIMED, Timing
-from alphaprof.log.manifest import StoredProfile
-from alphaprof.log.run import Run
-from alphaprof.log.tables import of_rule, of_spans, whole_documents
 from alphaprof.report.result import contradiction
 from alphaprof.report.verdict import Evidence, Question, not_defined
 from alphaprof.rules import BoundRule, rules_of
+from alphaprof.run.manifest import StoredProfile
+from alphaprof.run.parquet import of_rule, of_spans, whole_documents
+from alphaprof.run.reader import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals

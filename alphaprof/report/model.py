@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.report.verdict import VerdictName
+from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.stats.estimate import Interval
 
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.log.manifest import LOG_PROMPTS, NO_PROMPT, StoredProfile
-from alphaprof.log.run import Run, RunDraft
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import basis, why_undecidable
 from alphaprof.report.verdict import AUTO, judge
+from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, StoredProfile
+from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
 from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
 from alphaprof.totals.count import TotalsRequest, policies

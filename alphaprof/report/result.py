@@ -11,11 +11,11 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Domain, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
-from alphaprof.log.manifest import DraftFacts
 from alphaprof.report import speeds
 from alphaprof.report.model import AtConcurrency, GammaResult, Result, SpanAcceptance
 from alphaprof.report.verdict import Decision, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
+from alphaprof.run.manifest import DraftFacts
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals, SpanTotals

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from alphaprof.log.manifest import DraftFacts
+    from alphaprof.run.manifest import DraftFacts
 
 
 @dataclass(frozen=True)

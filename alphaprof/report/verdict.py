@@ -29,8 +29,8 @@ from alphaprof.costs.speedup import (
     total_times,
 )
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
-from alphaprof.log.manifest import DecisionAsked, DraftFacts
 from alphaprof.rules import default_rule, parse_rule
+from alphaprof.run.manifest import DecisionAsked, DraftFacts
 from alphaprof.stats.estimate import Interval, distinct, probability
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals

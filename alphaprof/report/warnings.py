@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from alphaprof.costs.cost_model import NONE, ROOFLINE, TIMED, Cost
 from alphaprof.costs.rounds import halves_disagree, slow_tail
 from alphaprof.costs.speedup import Timing
-from alphaprof.log.manifest import CHAIN, Manifest, left_out_remedy
-from alphaprof.log.notes import concerns_of, note
-from alphaprof.log.run import Run
 from alphaprof.report.format import count, percent, short, text_kind
 from alphaprof.report.model import Note, Result, RunFacts, Traffic
 from alphaprof.report.result import SELF_CHECK_FLOOR
 from alphaprof.report.sections.certificates import Certificate, Certificates
 from alphaprof.report.verdict import SLOW_BASELINE
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import CHAIN, Manifest, left_out_remedy
+from alphaprof.run.notes import concerns_of, note
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, unseen
 
 TIES_WORTH_SAYING = 0.01

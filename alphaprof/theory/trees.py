@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.run import Run
-from alphaprof.log.schema import deeper_names
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import deeper_names
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import Ints, Rounds, Trace, replay
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, Column, arrow_schema, deeper_names, depth_names
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, ratio, rules_of
+from alphaprof.run.manifest import DraftFacts, ModelFacts
+from alphaprof.run.schema import DEPTH_COUNTS, PAIR_COUNTS, Column, arrow_schema, deeper_names, depth_names
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.hybrid import BY_LOOKUP
 from alphaprof.totals.replay import (

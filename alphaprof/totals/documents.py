@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.errors import ProfileInvalid, shown
-from alphaprof.log.manifest import Manifest
+from alphaprof.run.manifest import Manifest
 from alphaprof.stats.estimate import Array, Interval, distinct, pooled_share
 from alphaprof.totals.count import policies
 

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.run import COPY, Run
-from alphaprof.log.schema import Column, arrow_schema, hybrid_totals_columns
-from alphaprof.log.storage import reading
-from alphaprof.log.tables import blocks_of
-from alphaprof.log.writer import RunWriter
 from alphaprof.rules import rules_of
+from alphaprof.run.parquet import blocks_of
+from alphaprof.run.reader import COPY, Run
+from alphaprof.run.schema import Column, arrow_schema, hybrid_totals_columns
+from alphaprof.run.storage import reading
+from alphaprof.run.writer import RunWriter
 from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, needs_log, table_of
 from alphaprof.totals.hybrid import hybrid_positions
 

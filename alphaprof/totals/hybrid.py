@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import DraftFacts, Hybrid
-from alphaprof.log.run import Run
+from alphaprof.run.manifest import DraftFacts, Hybrid
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.lookup import joined_texts, matches
 from alphaprof.totals.replay import run_lengths

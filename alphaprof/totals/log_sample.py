@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from alphaprof.log.run import Run
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.count import SHAPED, Shape, array_of
 from alphaprof.totals.documents import Documents

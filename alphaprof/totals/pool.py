@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.log.run import Run
-from alphaprof.log.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
-from alphaprof.log.tables import of_rule
 from alphaprof.rules import decoded_rule
+from alphaprof.run.parquet import of_rule
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import DEPTH_COUNTS, PAIR_COUNTS, depth_names
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, Units

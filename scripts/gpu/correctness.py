@@ -24,11 +24,11 @@ import pyarrow as pa
 import torch
 from transformers import AutoModelForCausalLM
 
-from alphaprof.log.manifest import read_records, segment_of
-from alphaprof.log.storage import storage_of
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
+from alphaprof.run.manifest import read_records, segment_of
+from alphaprof.run.storage import storage_of
 from alphaprof.totals.count import TotalsRequest
 from scripts.gpu.setting import Line, Setting, perturb
 

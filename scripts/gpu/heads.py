@@ -9,8 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from alphaprof.log.split import RunText
-from alphaprof.log.storage import LocalStorage
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer
@@ -19,6 +17,8 @@ from alphaprof.profiling.timing.steppers import read, seconds
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import new_head
 from alphaprof.profiling.training.trainer import Schedule, Trainer
+from alphaprof.run.split import RunText
+from alphaprof.run.storage import LocalStorage
 from scripts.gpu.memory import GIB, most_allocated
 from scripts.gpu.setting import Line, Setting, random_head
 from scripts.gpu.speed import DRAFT, TARGET, against_bare, judged, scored_batches, spread, within

@@ -18,8 +18,6 @@ import torch
 
 from alphaprof.costs.cost_model import roofline_ms
 from alphaprof.costs.roofline import ACCELERATORS, ModelShape
-from alphaprof.log.manifest import CostsAsked
-from alphaprof.log.tables import table_content
 from alphaprof.profiling.models.draft import Arrays, DraftPass
 from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of
@@ -32,6 +30,8 @@ from alphaprof.profiling.texts.continuations import Continuation, generate, gene
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
 from alphaprof.rules import DEFAULT_RULES
+from alphaprof.run.manifest import CostsAsked
+from alphaprof.run.parquet import table_content
 from scripts.gpu.setting import Line, Setting, documents, random_texts
 
 TARGET, DRAFT = "llama-3.1-8b", "llama-3.2-1b"

@@ -35,7 +35,7 @@ from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.roofline import ACCELERATORS, ENGINES, ModelShape
 from alphaprof.costs.speedup import StepTimes, full_round_costs
 from alphaprof.costs.steps import StepTable
-from alphaprof.log.manifest import CostsAsked
+from alphaprof.run.manifest import CostsAsked
 
 CALIBRATION = Path(__file__).parent.parent.parent / "tests" / "golden" / "gpu"
 COLUMNS = ("model", "bench", "batch", "tp", "steps", "topk", "base", "accept_length", "speedup")

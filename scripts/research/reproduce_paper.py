@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
-from alphaprof.log.run import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.sections.certificates import Array, inexact_share
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, by_cluster, quantile_interval, ratio, share_interval
 from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.log_sample import shards

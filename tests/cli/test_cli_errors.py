@@ -25,8 +25,8 @@ from alphaprof.cli.progress import ConsoleProgress
 from alphaprof.commands.export.texts import export_texts
 from alphaprof.config.load import load_profile
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid
-from alphaprof.log.manifest import VERSION
-from alphaprof.log.storage import storage_of
+from alphaprof.run.manifest import VERSION
+from alphaprof.run.storage import storage_of
 from tests.loops import each
 from tests.synthetic import Recipe, altered, write_run
 

@@ -18,9 +18,9 @@ from alphaprof.commands.validate.measure import as_decoded
 from alphaprof.config.load import load_profile
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.run import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
 from tests.loops import each
 from tests.runs import profile_file, run_profile
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from alphaprof.log.run import Run
 from alphaprof.report.build import build_report
 from alphaprof.rules import NOT_MODELLED, RULES
+from alphaprof.run.reader import Run
 from tests.conftest import Runner
 from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, rows_of

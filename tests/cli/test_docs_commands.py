@@ -28,8 +28,8 @@ from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.run import Run
-from alphaprof.log.training import read_training
+from alphaprof.run.reader import Run
+from alphaprof.run.training import read_training
 from tests.commands import test_import_prometheus as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response

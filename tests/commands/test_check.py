@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from alphaprof.cli.app import app
 from alphaprof.config.load import changed_question
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.run import Run
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import ratio, share_interval
 from tests.synthetic import Domain, Recipe, altered, rewritten, stored_totals, write_run
 

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.check import SAME
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.manifest import ModelFacts
-from alphaprof.log.run import Run
 from alphaprof.render.json import json_schema
+from alphaprof.run.manifest import ModelFacts
+from alphaprof.run.reader import Run
 from tests.synthetic import Domain, Recipe, altered, rewritten, stored_totals, write_run
 
 CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)

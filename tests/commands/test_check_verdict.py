@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.config.load import changed_question
-from alphaprof.log.run import Run
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import ratio, share_interval
 from tests.commands.test_check import check
 from tests.synthetic import Domain, Recipe, altered, stored_totals, write_run

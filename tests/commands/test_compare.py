@@ -21,9 +21,9 @@ from alphaprof.cli.app import app
 from alphaprof.commands.compare import Comparison, compare
 from alphaprof.config.load import changed_question
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.log.run import Run, RunDraft, side_of
 from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run, RunDraft, side_of
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.paired import FAR, differing, inverse_difference, share_difference, weighted_inverse_difference
 from tests.synthetic import Domain, Recipe, interrupted, stored_totals, write_run

@@ -20,11 +20,11 @@ from alphaprof.commands.export.engines import export, pooled_depths, scope_of
 from alphaprof.commands.export.formats import ABOUT, EXPORTS, Acceptance, Depths
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import Trial
-from alphaprof.log.run import Run, RunDraft
 from alphaprof.report.build import build_report
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.serving import PASTED
+from alphaprof.run.manifest import Trial
+from alphaprof.run.reader import Run, RunDraft
 from tests.conftest import Runner
 from tests.costs.test_roofline import LLAMA
 from tests.reporting import expected_rounds_of, log_of, only, recounted, rows_of

@@ -21,10 +21,10 @@ from alphaprof.commands.export.formats import EXPORTS
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import Imported
-from alphaprof.log.run import Run, RunDraft
 from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
+from alphaprof.run.manifest import Imported
+from alphaprof.run.reader import Run, RunDraft
 from tests.commands.test_export import HAND, RECIPE, STORY, by_batch, table, written
 from tests.loops import each
 from tests.reporting import only

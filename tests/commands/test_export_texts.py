@@ -15,8 +15,8 @@ import pytest
 from alphaprof.commands.export.formats import TRAINERS
 from alphaprof.commands.export.texts import FILES, export_texts
 from alphaprof.errors import DataEmpty, OptionInvalid, RunExists, RunUnreadable
-from alphaprof.log.run import Run
-from alphaprof.log.split import PARTS, TEST, TIME, TRAIN, split, texts_of
+from alphaprof.run.reader import Run
+from alphaprof.run.split import PARTS, TEST, TIME, TRAIN, split, texts_of
 from tests.conftest import Runner
 from tests.synthetic import VOCABULARY, Domain, Recipe, interrupted, replaced, write_run
 

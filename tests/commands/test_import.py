@@ -26,10 +26,10 @@ from alphaprof.cli.app import app
 from alphaprof.commands.importing.lines import LeftOut, Line
 from alphaprof.commands.importing.vllm import request_of
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.run import Run
-from alphaprof.log.schema import UNKNOWN_TO_ENGINES, depth_names
 from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import UNKNOWN_TO_ENGINES, depth_names
 from tests.loops import each
 from tests.reporting import HOSTILE, as_json, codes, only, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run

@@ -21,10 +21,10 @@ from alphaprof.commands.importing.lines import LeftOut, Line
 from alphaprof.commands.importing.sglang import answers_of, request_of
 from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.run import Run
-from alphaprof.log.schema import depth_names
 from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import depth_names
 from tests.commands.test_import import counted, failure, invoke, response
 from tests.loops import each
 from tests.reporting import codes

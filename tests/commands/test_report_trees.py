@@ -15,11 +15,11 @@ import pytest
 
 from alphaprof.commands.trees import NODES, TextTrees, TreesReport, TreeTokens, build_trees, read_trees
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.run import Run, RunDraft
 from alphaprof.render.answer import answer_text
 from alphaprof.report import format as fmt
 from alphaprof.report.build import build_report
 from alphaprof.report.verdict import held_out
+from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.trees import Tree, optimal_tree
 from alphaprof.totals.documents import lots_of

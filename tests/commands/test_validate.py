@@ -34,10 +34,10 @@ from alphaprof.errors import (
     OutsideTolerance,
     StepsNotTimed,
 )
-from alphaprof.log.run import Run
-from alphaprof.log.schema import depth_names
 from alphaprof.render.answer import answer_text
 from alphaprof.report import format as fmt
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import depth_names
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals

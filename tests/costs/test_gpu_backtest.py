@@ -19,7 +19,7 @@ from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.roofline import ENGINES, ModelShape
 from alphaprof.costs.speedup import Mix, round_costs, time_shares
 from alphaprof.costs.steps import StepTable
-from alphaprof.log.manifest import CostsAsked
+from alphaprof.run.manifest import CostsAsked
 from alphaprof.totals.replay import RoundCounts
 
 ROOT = Path(__file__).parents[2]

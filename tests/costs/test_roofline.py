@@ -27,7 +27,7 @@ from alphaprof.costs.roofline import (
 )
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
-from alphaprof.log.manifest import CostsAsked
+from alphaprof.run.manifest import CostsAsked
 from tests.loops import each
 from tests.synthetic import facts
 

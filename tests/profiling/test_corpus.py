@@ -25,7 +25,6 @@ from transformers import PreTrainedTokenizerFast
 
 from alphaprof.config.profile import ProfileOptions, SourceOptions
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable
-from alphaprof.log.manifest import left_out_remedy
 from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.models.processing import PLAIN, Processing
@@ -39,6 +38,7 @@ from alphaprof.profiling.texts.corpus import (
     prompt_table,
 )
 from alphaprof.profiling.texts.rows import rows
+from alphaprof.run.manifest import left_out_remedy
 from tests.loops import each
 from tests.tiny import tokenizer
 

@@ -16,8 +16,6 @@ import yaml
 from transformers import GenerationConfig
 
 from alphaprof.config.options import TargetOptions
-from alphaprof.log.run import Run
-from alphaprof.log.schema import depth_names
 from alphaprof.profiling.decoding.speculative import Plain, Speculation
 from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
@@ -27,6 +25,8 @@ from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.report.build import build_report
 from alphaprof.rules import parse_rule
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import depth_names
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.generators import before_eos, by_lookup, by_model

@@ -19,14 +19,14 @@ from alphaprof.commands.validate.engine import rounds_of, validate_by
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import EngineOptions
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
-from alphaprof.log.manifest import DraftFacts
-from alphaprof.log.run import Run
 from alphaprof.profiling.engine.client import VllmEngine, vllm_version
 from alphaprof.profiling.engine.server import KEY, VllmServer
 from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps
 from alphaprof.profiling.engine.vllm_worker import Forced
 from alphaprof.profiling.profile import load
 from alphaprof.profiling.timing.steppers import TimedStep
+from alphaprof.run.manifest import DraftFacts
+from alphaprof.run.reader import Run
 from tests.commands.test_import import failure, invoke
 from tests.engine import OPTIONS, fake_python, written_profile
 from tests.loops import each

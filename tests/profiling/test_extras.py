@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 
-from alphaprof.log.schema import LogRules
 from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
@@ -21,6 +20,7 @@ from alphaprof.profiling.scoring.statistics import ProcessedLogits, top_probs
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import BoundRule, parse_rule
+from alphaprof.run.schema import LogRules
 from alphaprof.theory.certificates import ACCEPTED, Divergence, Target, certify, draft_width
 from tests import reference
 from tests.profiling.test_scoring import continuation, logits_alone, model

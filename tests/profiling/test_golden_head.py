@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from alphaprof.config.load import load_profile
-from alphaprof.log.run import Run
 from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads import draft
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import fingerprint_of, load_model, load_tokenizer
 from alphaprof.rules import parse_rule
+from alphaprof.run.reader import Run
 from alphaprof.totals.replay import Trace, listed_rounds
 from tests.loops import each
 from tests.runs import Silent

@@ -19,7 +19,6 @@ from alphaprof.commands.export.engines import export
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import PardDraft
 from alphaprof.errors import ModelUnloadable, OptionInvalid
-from alphaprof.log.run import Run, RunDraft
 from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.p_eagle import PEagle
@@ -28,6 +27,7 @@ from alphaprof.profiling.models import kinds as loaders
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.rules import parse_rule
+from alphaprof.run.reader import Run, RunDraft
 from tests.loops import each
 from tests.profiling.test_golden_head import rounds
 from tests.runs import Silent

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import GenerationConfig
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.schema import LogRules, violations
 from alphaprof.profiling.decoding import speculative
 from alphaprof.profiling.decoding.drafters import Choice, Proposal
 from alphaprof.profiling.decoding.speculative import Speculation
@@ -28,6 +27,7 @@ from alphaprof.profiling.scoring.scorer import Extras, Scorer, by_document, posi
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
+from alphaprof.run.schema import LogRules, violations
 from alphaprof.totals.replay import Trace, listed_rounds
 from tests import reference
 from tests.conftest import slow

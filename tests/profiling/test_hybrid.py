@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from alphaprof.config.load import changed_question, load_profile
 from alphaprof.errors import OptionInvalid, ProfileInvalid
-from alphaprof.log.manifest import Hybrid
-from alphaprof.log.run import Run
 from alphaprof.report.build import build_report
+from alphaprof.run.manifest import Hybrid
+from alphaprof.run.reader import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.hybrid import with_hybrids

@@ -13,9 +13,9 @@ from alphaprof.commands.merge import merge
 from alphaprof.config.load import load_profile
 from alphaprof.config.part import WHOLE, Part, part_of
 from alphaprof.errors import OptionInvalid, RunMismatch
-from alphaprof.log.run import Run
 from alphaprof.profiling import profile as profiling
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
 from tests.runs import Silent, mixed_file, profile_file, require_same_tables
 from tests.synthetic import Recipe, write_run
 
@@ -86,7 +86,7 @@ def test_parts_that_do_not_fit_are_refused_with_both_sides_named(
             data["drafts"]["close"]["fingerprint"] = "0" * 64
         else:
             data["status"], data["shards"], data["files"] = "running", [], {}
-        from alphaprof.log.manifest import digest_of
+        from alphaprof.run.manifest import digest_of
 
         (run.path / "manifest.json").write_text(json.dumps(data | {"digest": digest_of(data)}))
         return str(run.path)

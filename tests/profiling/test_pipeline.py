@@ -34,9 +34,16 @@ from alphaprof.errors import (
     ProfileInvalid,
     RunMismatch,
 )
-from alphaprof.log.manifest import part_name
-from alphaprof.log.run import Run, side_of
-from alphaprof.log.schema import (
+from alphaprof.profiling import profile as profiling
+from alphaprof.profiling.models.kinds import PromptLookup
+from alphaprof.profiling.models.load import load_model
+from alphaprof.profiling.texts.continuations import generate, spans
+from alphaprof.report.build import build_report
+from alphaprof.report.serving import paste_formats
+from alphaprof.rules import DEFAULT_RULES
+from alphaprof.run.manifest import part_name
+from alphaprof.run.reader import Run, side_of
+from alphaprof.run.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
@@ -45,15 +52,8 @@ from alphaprof.log.schema import (
     totals_columns,
     violations,
 )
-from alphaprof.log.storage import LocalStorage
-from alphaprof.log.writer import RunWriter
-from alphaprof.profiling import profile as profiling
-from alphaprof.profiling.models.kinds import PromptLookup
-from alphaprof.profiling.models.load import load_model
-from alphaprof.profiling.texts.continuations import generate, spans
-from alphaprof.report.build import build_report
-from alphaprof.report.serving import paste_formats
-from alphaprof.rules import DEFAULT_RULES
+from alphaprof.run.storage import LocalStorage
+from alphaprof.run.writer import RunWriter
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.conftest import slow

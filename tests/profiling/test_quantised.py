@@ -21,12 +21,12 @@ from alphaprof.cli.app import app
 from alphaprof.config.load import changed_question
 from alphaprof.config.options import ModelOptions, TargetOptions
 from alphaprof.errors import ModelUnloadable
-from alphaprof.log.manifest import Quantisation, StoredProfile
-from alphaprof.log.run import Run
 from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.kinds import layer_skip
 from alphaprof.profiling.models.load import Model, fingerprint_of, load_model
 from alphaprof.report.inputs import ReportInputs
+from alphaprof.run.manifest import Quantisation, StoredProfile
+from alphaprof.run.reader import Run
 from tests.tiny import llama, tokenizer
 
 pytestmark = pytest.mark.models

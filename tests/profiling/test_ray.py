@@ -32,12 +32,12 @@ from alphaprof.errors import (
     RunMismatch,
     WorkerFailed,
 )
-from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.profiling import on_ray
 from alphaprof.profiling.models.load import require_on_gpus
 from alphaprof.profiling.on_ray import Worker, actors_for, profile_on_ray, require_ray
 from alphaprof.profiling.profile import require_same_models
+from alphaprof.run.reader import Run
+from alphaprof.run.writer import RunWriter
 from tests.runs import Silent, mixed_file, tables
 
 HERE = Path(__file__).parents[2]

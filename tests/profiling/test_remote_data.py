@@ -10,10 +10,10 @@ import pytest
 
 from alphaprof.config.profile import SourceOptions, resolve
 from alphaprof.errors import AlphaprofError, DataUnreadable
-from alphaprof.log.storage import storage_of
 from alphaprof.profiling.models.hub import require_data
 from alphaprof.profiling.texts.rows import rows
-from tests.log.test_storage import Gate, gate, on_servers, server
+from alphaprof.run.storage import storage_of
+from tests.run.test_storage import Gate, gate, on_servers, server
 
 __all__ = ["gate", "server"]  # fixtures
 FRAME = pd.DataFrame({"prompt": ["007", "NA", "two\nlines", "größer"], "n": [1, 2, 3, 4]})

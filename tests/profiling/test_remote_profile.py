@@ -10,12 +10,12 @@ from alphaprof.commands.merge import merge
 from alphaprof.config.load import load_profile
 from alphaprof.config.part import WHOLE, Part
 from alphaprof.errors import DiskFull, RunExists, RunUnreadable
-from alphaprof.log import storage
-from alphaprof.log.run import Run
-from alphaprof.log.storage import WRITER, storage_of
 from alphaprof.profiling import profile as profiling
 from alphaprof.report.build import build_report
-from tests.log.test_storage import Gate, gate, on_servers, server
+from alphaprof.run import storage
+from alphaprof.run.reader import Run
+from alphaprof.run.storage import WRITER, storage_of
+from tests.run.test_storage import Gate, gate, on_servers, server
 from tests.runs import Silent, mixed_file
 
 __all__ = ["gate", "server"]  # fixtures

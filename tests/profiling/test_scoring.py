@@ -21,7 +21,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from alphaprof.config.options import ModelDraft
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
-from alphaprof.log.schema import LogRules
 from alphaprof.profiling.models import load as models
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup, check_tokenizers, layer_skip
 from alphaprof.profiling.models.load import Model, check_vocabulary, fingerprint, token_count
@@ -31,6 +30,7 @@ from alphaprof.profiling.scoring.scorer import Extras, Layout, Scorer, by_docume
 from alphaprof.profiling.scoring.statistics import Columns
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.profiling.texts.corpus import Document
+from alphaprof.run.schema import LogRules
 from tests import reference
 from tests.loops import each
 from tests.reference import LOGGED_RULES

@@ -15,8 +15,6 @@ from rich.cells import cell_len
 
 import alphaprof
 from alphaprof.config.load import changed_question
-from alphaprof.log.notes import NOTES
-from alphaprof.log.run import Run
 from alphaprof.render.answer import answer_text
 from alphaprof.render.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
 from alphaprof.render.report import ReportAnswer
@@ -24,6 +22,8 @@ from alphaprof.render.sections import verdict
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Note, OnFor
+from alphaprof.run.notes import NOTES
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from tests.reporting import as_first_screen, only, reported
 from tests.synthetic import Domain, Recipe, write_run

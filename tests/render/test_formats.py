@@ -21,9 +21,9 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.trees import build_trees
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.run import Run, side_of
 from alphaprof.render.json import Published, json_schema, published, render_json
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run, side_of
 from alphaprof.stats.formulas import RoundCost
 from tests.commands import test_validate
 from tests.reporting import HOSTILE

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.cli.common import one_line
 from alphaprof.errors import AlphaprofError
-from alphaprof.log.run import Run
 from alphaprof.report import format as fmt
+from alphaprof.run.reader import Run
 from tests.loops import each
 from tests.reporting import HOSTILE
 from tests.synthetic import Domain, Recipe, write_run

@@ -12,13 +12,13 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.log.run import Run
 from alphaprof.render import report as report_texts
 from alphaprof.render.blocks import Table
 from alphaprof.render.first_screen import first_screen
 from alphaprof.render.markdown import SIGNS, escaped
 from alphaprof.render.sections import SECTIONS
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
 from tests.reporting import HOSTILE, as_markdown, reported
 from tests.synthetic import Domain, Recipe, write_run
 

@@ -17,13 +17,13 @@ from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
 from alphaprof.commands.trees import build_trees
-from alphaprof.log.manifest import Trial
-from alphaprof.log.run import RunDraft
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.report import ReportAnswer
 from alphaprof.render.sections import NAMES, SECTIONS
 from alphaprof.render.tables import NAME_WIDTH, named_table, show
 from alphaprof.report.build import Report
+from alphaprof.run.manifest import Trial
+from alphaprof.run.reader import RunDraft
 from alphaprof.stats.formulas import RoundCost
 from alphaprof.theory.trees import Tree
 from tests.commands.test_check import RECIPE as CHECKED

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
+from alphaprof.run.reader import Run
 
 
 @pytest.fixture(scope="module")

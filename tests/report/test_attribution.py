@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from alphaprof.log.run import Run
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.attribution import CAUSES, Attribution
+from alphaprof.run.reader import Run
 from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
 from tests.loops import each

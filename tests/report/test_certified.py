@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from alphaprof.log.run import Run
 from alphaprof.report.sections.certificates import Tally, tallies
 from alphaprof.report.sections.difficulty import decile_counts
 from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import rules_of
+from alphaprof.run.reader import Run
 from alphaprof.theory.certificates import budget
 from alphaprof.totals import log_sample
 from alphaprof.totals.log_sample import AXES, decile_edges

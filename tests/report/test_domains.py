@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, Timing, without_draft
-from alphaprof.log.run import Run
 from alphaprof.report import traffic
 from alphaprof.report.inputs import ReportInputs, draft_pools
 from alphaprof.report.model import OnFor
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import on_for
 from alphaprof.report.verdict import CrossFit, Halves, Question, held_out
+from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from tests.loops import each

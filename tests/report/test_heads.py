@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from alphaprof.log.manifest import Trained, Trial
-from alphaprof.log.run import Run
 from alphaprof.render.html.page import render_html
 from alphaprof.report.build import Report
+from alphaprof.run.manifest import Trained, Trial
+from alphaprof.run.reader import Run
 from tests.reporting import as_json, as_markdown, as_terminal, codes, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaprof.log.run import Run
 from alphaprof.render.json import render_json
 from alphaprof.report import build
 from alphaprof.report.build import Report, build_report
+from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.log_sample import ENOUGH, LogPart
 from tests.loops import each

@@ -15,10 +15,10 @@ from scipy import stats
 
 from alphaprof.config.load import changed_question, stored_profile, validate
 from alphaprof.errors import ProfileInvalid
-from alphaprof.log.manifest import StoredProfile
-from alphaprof.log.run import Run
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report, build_report
+from alphaprof.run.manifest import StoredProfile
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.loops import each

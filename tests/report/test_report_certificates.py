@@ -16,10 +16,10 @@ import pytest
 from scipy import stats
 
 from alphaprof.config.load import changed_question
-from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.certificates import Certificate
 from alphaprof.report.sections.predictability import EPSILONS, Predictability
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.conftest import slow

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import Result
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
+from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from tests.loops import each

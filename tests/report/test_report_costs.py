@@ -24,11 +24,11 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import NOTHING, round_costs
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
-from alphaprof.log.manifest import CostsAsked, Environment
-from alphaprof.log.run import Run
-from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.model import GammaResult
+from alphaprof.run.manifest import CostsAsked, Environment
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 from tests.costs.test_roofline import LLAMA, QWEN3
 from tests.reporting import as_json, as_terminal, asked, codes, only
 from tests.synthetic import Domain, Recipe, altered, stored_totals, write_run

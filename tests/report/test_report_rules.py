@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.log.run import Run
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.verdict import held_out
+from alphaprof.run.reader import Run
 from alphaprof.totals.documents import lots_of
 from tests.conftest import slow
 from tests.loops import each

@@ -13,10 +13,10 @@ from alphaprof.commands.export.engines import export
 from alphaprof.config.load import changed_question
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.run import Run, RunDraft
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.stopping import P_MINS
 from alphaprof.report.verdict import MIDDLE
+from alphaprof.run.reader import Run, RunDraft
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 from tests.reporting import as_first_screen, as_terminal
 from tests.synthetic import Domain, Recipe, rewritten, write_run

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import DraftFacts
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import DraftFacts
 from alphaprof.totals.count import TotalsRequest, columns_of, counts, has_rounds
 from alphaprof.totals.files import read_totals
 from alphaprof.totals.replay import expected_replays, runs_by_depth

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.kinds import PromptLookup
+from alphaprof.run.schema import PROPOSED_LIMIT
 from tests.generators import proposal, until_eos
 from tests.loops import each
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.log.run import Run
+from alphaprof.run.reader import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.files import read_totals

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.log.run import Run
-from alphaprof.log.schema import totals_columns
-from alphaprof.log.tables import blocks_of, totals_content
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import DraftFacts, ModelFacts
+from alphaprof.run.parquet import blocks_of, totals_content
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import totals_columns
 from alphaprof.totals.count import TotalsRequest, counts, table_of
 from alphaprof.totals.files import read_totals
 from tests.loops import each

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.log.manifest import Hybrid
-from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
+from alphaprof.run.manifest import Hybrid
+from alphaprof.run.reader import Run
+from alphaprof.run.writer import RunWriter
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import DraftTotals, read_totals, write_totals
 from alphaprof.totals.hybrid import with_hybrids

@@ -13,8 +13,6 @@ from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptanc
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, full_round_costs, speedup, without_draft
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.manifest import CHAIN, Manifest
-from alphaprof.log.run import RunDraft
 from alphaprof.report.format import count, interval, many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
@@ -24,6 +22,8 @@ from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.traffic import why_undecidable
 from alphaprof.report.verdict import Decision, Evidence, Question, judge, pooled_speedup
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import CHAIN, Manifest
+from alphaprof.run.reader import RunDraft
 from alphaprof.stats.estimate import distinct
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals

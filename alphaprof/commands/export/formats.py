@@ -10,11 +10,11 @@ from itertools import accumulate, pairwise
 from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphaprof.log.manifest import NGRAM
 from alphaprof.report.serving import LLAMACPP, SGLANG, VLLM, ServingEngine
+from alphaprof.run.manifest import NGRAM
 
 if TYPE_CHECKING:
-    from alphaprof.log.manifest import DraftFacts
+    from alphaprof.run.manifest import DraftFacts
 
 Over = Literal["proposing", "all"]
 PROPOSING: Over = "proposing"

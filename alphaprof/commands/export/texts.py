@@ -10,11 +10,11 @@ from pathlib import Path
 from alphaprof.commands.export.engines import Artefact
 from alphaprof.commands.export.formats import TEXTS, TRAINERS
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.place import require_new
-from alphaprof.log.run import Run
-from alphaprof.log.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
-from alphaprof.log.storage import LocalStorage
 from alphaprof.report.format import count, many
+from alphaprof.run.place import require_new
+from alphaprof.run.reader import Run
+from alphaprof.run.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
+from alphaprof.run.storage import LocalStorage
 
 # A trainer that is given the folder reads every .json and .jsonl file below it (speculators): the other parts are neither.
 FILES = {TEST: "test.ndjson", STOP: "stop.ndjson", TRAIN: "train.jsonl"}  # the last one is written last

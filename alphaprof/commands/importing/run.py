@@ -23,7 +23,7 @@ from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.config.load import SET, changed_question, validate
 from alphaprof.config.options import named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, cut, shown
-from alphaprof.log.manifest import (
+from alphaprof.run.manifest import (
     CHAIN,
     DOCUMENTS,
     DRAFT_NAME,
@@ -37,10 +37,10 @@ from alphaprof.log.manifest import (
     ModelFacts,
     Shard,
 )
-from alphaprof.log.notes import note
-from alphaprof.log.run import Run
-from alphaprof.log.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
-from alphaprof.log.writer import RunWriter
+from alphaprof.run.notes import note
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
+from alphaprof.run.writer import RunWriter
 from alphaprof.version import __version__
 
 MOST_DOMAINS = 200  # more are no domains

@@ -22,7 +22,7 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from alphaprof.commands.importing.lines import Count, Fields, LeftOut, Line, error_in, failure, group, unwrapped
 from alphaprof.commands.importing.vllm import MOST_DRAFTED, EngineRequest, counted_request, prompt_of
-from alphaprof.log.manifest import CHAIN, Drafting
+from alphaprof.run.manifest import CHAIN, Drafting
 
 ROUNDS, DETAILS = "spec_verify_ct", "spec_tokens_details"
 CAPPED = ("spec_cap_length", "spec_cap_lens_histogram", "spec_block_accept_length")  # rounds that verified fewer drafts

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AliasChoices, BaseModel, Field
 
 from alphaprof.commands.importing.lines import MERGE, Count, Fields, LeftOut, Line, Name, failure, group, unwrapped
-from alphaprof.log.manifest import CHAIN, Drafting
+from alphaprof.run.manifest import CHAIN, Drafting
 
 Array = np.ndarray[Any, Any]
 METRICS = ("speculative_decoding", "spec_decode_metrics")

@@ -16,14 +16,14 @@ from alphaprof.commands.validate.validation import DecodingTimes, contexts_of, s
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import EngineFailed, OptionInvalid
-from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.decoding.speculative import Decoded, chosen_gammas, require_own_text
 from alphaprof.profiling.engine.steps import PLAIN, EngineSteps, Name
 from alphaprof.profiling.engine.texts import prompt_of
 from alphaprof.profiling.profile import in_memory, profile_with_models, time_steps_of
 from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.rules import decoded_rule
+from alphaprof.run.reader import Run
+from alphaprof.run.writer import RunWriter
 from alphaprof.stats.estimate import Array
 
 RULES: dict[str, dict[str, str]] = {  # that vLLM decodes by, with its settings

@@ -14,8 +14,6 @@ from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
-from alphaprof.log.run import Run
-from alphaprof.log.writer import RunWriter
 from alphaprof.profiling.decoding.speculative import (
     Decoded,
     DecodingSetup,
@@ -29,6 +27,8 @@ from alphaprof.profiling.profile import in_memory, profile_with_models, time_ste
 from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, decoded_rule, parse_rule
+from alphaprof.run.reader import Run
+from alphaprof.run.writer import RunWriter
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from alphaprof.costs.cost_model import open_costs, timed_with
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
-from alphaprof.log.run import Run
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, log_interval, small_sample
 from alphaprof.stats.paired import mean_difference
 from alphaprof.totals.count import TotalsRequest

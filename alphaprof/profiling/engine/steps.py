@@ -22,11 +22,11 @@ import numpy as np
 
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import EngineFailed
-from alphaprof.log.manifest import DraftFacts, ModelFacts
 from alphaprof.profiling.engine.client import VllmEngine
 from alphaprof.profiling.engine.texts import model_arguments
 from alphaprof.profiling.timing.latency import Array, prompt_lengths
 from alphaprof.profiling.timing.steppers import NotTimed, TimedStep
+from alphaprof.run.manifest import DraftFacts, ModelFacts
 
 if TYPE_CHECKING:
     from alphaprof.config.options import EngineOptions

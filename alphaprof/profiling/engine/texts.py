@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphaprof.errors import EngineFailed, shown
-from alphaprof.log.manifest import ModelFacts
 from alphaprof.profiling.engine.client import VllmEngine, require_vllm
 from alphaprof.profiling.engine.server import VllmServer
 from alphaprof.profiling.texts.continuations import Continuation, finished
 from alphaprof.profiling.texts.corpus import Document
+from alphaprof.run.manifest import ModelFacts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.log.manifest import DraftFacts, Trained
-from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.run.manifest import DraftFacts, Trained
+from alphaprof.run.schema import PROPOSED_LIMIT
 
 if TYPE_CHECKING:
     from alphaprof.config.options import HeadOptions

@@ -21,9 +21,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, shown
-from alphaprof.log.manifest import Trained
-from alphaprof.log.notes import note
-from alphaprof.log.training import TRAINING, read_training
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, Reading, SharingHead
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
@@ -31,6 +28,9 @@ from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
 from alphaprof.profiling.models.load import Model, check_vocabulary, load_tokenizer
 from alphaprof.profiling.models.teacher_forced import FINAL
+from alphaprof.run.manifest import Trained
+from alphaprof.run.notes import note
+from alphaprof.run.training import TRAINING, read_training
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

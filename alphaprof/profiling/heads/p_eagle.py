@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from alphaprof.log.notes import note
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Eagle3, Reading
 from alphaprof.profiling.heads.eagle_files import (
@@ -34,6 +33,7 @@ from alphaprof.profiling.heads.eagle_files import (
 from alphaprof.profiling.heads.parallel import MASKS, MaskRows, mask_of, other_masks
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
+from alphaprof.run.notes import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,14 +16,14 @@ import numpy as np
 
 from alphaprof.config.options import HeadOptions
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.manifest import Trial
-from alphaprof.log.notes import note
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, given, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
+from alphaprof.run.manifest import Trial
+from alphaprof.run.notes import note
 
 if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions

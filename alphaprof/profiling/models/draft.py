@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from alphaprof.log.manifest import DraftFacts
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.run.manifest import DraftFacts
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

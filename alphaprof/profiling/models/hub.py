@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from alphaprof.config.profile import COMPRESSED, FORMATS, data_format
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
-from alphaprof.log.storage import NAME, is_remote, storage_of
+from alphaprof.run.storage import NAME, is_remote, storage_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,11 +15,11 @@ from torch import nn
 
 from alphaprof.config.options import ModelDraft
 from alphaprof.errors import ModelUnloadable
-from alphaprof.log.manifest import DraftFacts
-from alphaprof.log.schema import PROPOSED_LIMIT
 from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model, check_vocabulary, kernels_of, load_model, load_tokenizer
 from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.run.manifest import DraftFacts
+from alphaprof.run.schema import PROPOSED_LIMIT
 from alphaprof.totals.lookup import Index
 
 if TYPE_CHECKING:

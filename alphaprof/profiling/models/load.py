@@ -22,9 +22,9 @@ from torch import nn
 
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
-from alphaprof.log.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
 from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model, settings_in
+from alphaprof.run.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.version import install_line, missing
 
 if TYPE_CHECKING:

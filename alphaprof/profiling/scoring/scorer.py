@@ -13,7 +13,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.log.schema import DEPTHS, DISTRIBUTION, SPANS, STARTS, LogRules, arrow_schema
 from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
@@ -30,6 +29,7 @@ from alphaprof.profiling.scoring.statistics import (
 )
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.rules import BoundRule, parse_rule, rules_of
+from alphaprof.run.schema import DEPTHS, DISTRIBUTION, SPANS, STARTS, LogRules, arrow_schema
 from alphaprof.theory.certificates import ACCEPTED, Target, certify
 from alphaprof.totals.replay import runs_by_depth
 

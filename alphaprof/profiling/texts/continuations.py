@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessorList
 
 from alphaprof.errors import OutOfMemory
-from alphaprof.log.schema import CONTINUATION_COLUMNS, arrow_schema
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.models.processing import Sampler, uniforms
 from alphaprof.profiling.texts.corpus import Document, Ids, stored
+from alphaprof.run.schema import CONTINUATION_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

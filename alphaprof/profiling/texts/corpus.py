@@ -25,11 +25,6 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.log.manifest import Manifest, left_out_remedy
-from alphaprof.log.run import Run
-from alphaprof.log.schema import PROMPT_COLUMNS, arrow_schema
-from alphaprof.log.split import unit_of
-from alphaprof.log.storage import is_remote
 from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
 from alphaprof.profiling.texts.cells import (
@@ -53,6 +48,11 @@ from alphaprof.profiling.texts.chat import (
     without_answer,
 )
 from alphaprof.profiling.texts.rows import rows
+from alphaprof.run.manifest import Manifest, left_out_remedy
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import PROMPT_COLUMNS, arrow_schema
+from alphaprof.run.split import unit_of
+from alphaprof.run.storage import is_remote
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

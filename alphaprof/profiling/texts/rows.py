@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 
 from alphaprof.config.profile import data_format
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
-from alphaprof.log.storage import is_remote
 from alphaprof.profiling.models.hub import first_line, is_local, opened, require_data
 from alphaprof.profiling.texts.cells import BadRow, Row
+from alphaprof.run.storage import is_remote
 
 if TYPE_CHECKING:
     from alphaprof.config.profile import SourceOptions

@@ -27,7 +27,6 @@ from alphaprof.costs.timing import (
     round_mixes,
     step_times,
 )
-from alphaprof.log.schema import LATENCY_COLUMNS, arrow_schema
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.texts.corpus import Ids
@@ -41,6 +40,7 @@ from alphaprof.profiling.timing.steppers import (
     round_steps,
     stepper,
 )
+from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
     from alphaprof.config.options import MeasuredCosts

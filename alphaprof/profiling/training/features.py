@@ -15,11 +15,11 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from alphaprof.log.split import RunText
-from alphaprof.log.storage import writing
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced, recorded
 from alphaprof.profiling.texts.continuations import batches
+from alphaprof.run.split import RunText
+from alphaprof.run.storage import writing
 
 IN_MEMORY = 0.25  # of the memory that is free: states of more than that are kept on disk
 ROWS = 1024  # rows whose whole logits are made at a time

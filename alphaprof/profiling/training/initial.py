@@ -15,11 +15,11 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from alphaprof.errors import ModelUnloadable, OptionInvalid
-from alphaprof.log.split import RunText
 from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
 from alphaprof.profiling.heads.eagle_files import FIXED_ROPE, IDS, KEPT, require_layers, stored_name, usual_layers
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced
+from alphaprof.run.split import RunText
 
 if TYPE_CHECKING:
     from alphaprof.profiling.heads.draft import HeadDraft

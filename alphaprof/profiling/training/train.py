@@ -16,41 +16,6 @@ import torch
 
 from alphaprof.config.options import Eagle3Draft
 from alphaprof.errors import DataEmpty, LogitsNotFinite, PartsOverlap, RunExists, RunMismatch
-from alphaprof.log.manifest import MANIFEST
-from alphaprof.log.run import Run
-from alphaprof.log.split import (
-    PARTS,
-    RANDOM,
-    STOP,
-    TEST,
-    TIME,
-    TRAIN,
-    RunText,
-    Split,
-    SplitBy,
-    learnable,
-    of_units,
-    split,
-    texts_of,
-)
-from alphaprof.log.storage import LocalStorage, storage_of
-from alphaprof.log.training import (
-    BEGINS,
-    LEARNT,
-    TESTED,
-    TRAINING,
-    DraftVocabulary,
-    PartUnits,
-    TrainingRecord,
-    TrainingRun,
-    TrainingSeconds,
-    TrainingSize,
-    TrainingTarget,
-    learnt,
-    read_training,
-    split_words,
-    texts_digest,
-)
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, special_ids, tokenizer_fingerprint
@@ -72,6 +37,41 @@ from alphaprof.profiling.training.initial import (
     weights_content,
 )
 from alphaprof.profiling.training.trainer import CHECKPOINT, Schedule, Trainer, TrainingState
+from alphaprof.run.manifest import MANIFEST
+from alphaprof.run.reader import Run
+from alphaprof.run.split import (
+    PARTS,
+    RANDOM,
+    STOP,
+    TEST,
+    TIME,
+    TRAIN,
+    RunText,
+    Split,
+    SplitBy,
+    learnable,
+    of_units,
+    split,
+    texts_of,
+)
+from alphaprof.run.storage import LocalStorage, storage_of
+from alphaprof.run.training import (
+    BEGINS,
+    LEARNT,
+    TESTED,
+    TRAINING,
+    DraftVocabulary,
+    PartUnits,
+    TrainingRecord,
+    TrainingRun,
+    TrainingSeconds,
+    TrainingSize,
+    TrainingTarget,
+    learnt,
+    read_training,
+    split_words,
+    texts_digest,
+)
 from alphaprof.totals.pool import decoded_totals
 from alphaprof.version import __version__
 

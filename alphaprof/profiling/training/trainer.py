@@ -16,14 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from alphaprof.errors import HeadRecordUnreadable, LogitsNotFinite, cut
-from alphaprof.log.manifest import typed
-from alphaprof.log.storage import LocalStorage
-from alphaprof.log.training import TrainingProgress
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.shard import Progress
 from alphaprof.profiling.texts.continuations import batches
 from alphaprof.profiling.training.features import Features, TargetLaw, TextBatch
 from alphaprof.profiling.training.initial import trained_parameters
+from alphaprof.run.manifest import typed
+from alphaprof.run.storage import LocalStorage
+from alphaprof.run.training import TrainingProgress
 
 CHECKPOINT = "training.checkpoint"  # safetensors; the last one, until the training is complete
 LOOKS = 20  # times that a training looks at the stop part, and writes a checkpoint

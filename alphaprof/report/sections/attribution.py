@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.log.manifest import DraftFacts, ModelFacts
-from alphaprof.log.run import Run
 from alphaprof.report.format import count, many
 from alphaprof.report.model import Result
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
+from alphaprof.run.manifest import DraftFacts, ModelFacts
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, pooled_share
 from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.count import SHAPED, Shape, TotalsRequest, columns_of

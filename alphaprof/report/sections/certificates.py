@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.log.run import Run
 from alphaprof.rules import GREEDY, BoundRule, rules_of
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.certificates import beta_bound, budget
 from alphaprof.totals.count import READ, Shape

@@ -15,10 +15,10 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import FEWEST, Mix, StepTimes, free_draft
-from alphaprof.log.notes import note
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.rules import parse_rule
+from alphaprof.run.notes import note
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
 from alphaprof.totals.log_sample import LogPart

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.speedup import StepTimes, time_spent
-from alphaprof.log.run import Run
 from alphaprof.report.inputs import DraftPool
 from alphaprof.report.sections.certificates import certified_positions, columns_of_certificates
 from alphaprof.rules import GREEDY, BoundRule, rules_of
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import TotalsRequest, columns_of
 from alphaprof.totals.documents import Documents, over_domains

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from alphaprof.log.manifest import Hybrid
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.model import DraftAnswer
 from alphaprof.report.traffic import Tried
 from alphaprof.report.verdict import decoded
+from alphaprof.run.manifest import Hybrid
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.hybrid import with_hybrids
 

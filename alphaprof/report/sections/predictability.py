@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.speedup import free_draft, speedup
-from alphaprof.log.manifest import Manifest
-from alphaprof.log.run import Run
 from alphaprof.report.model import Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
+from alphaprof.run.manifest import Manifest
+from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
 from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.count import Shape

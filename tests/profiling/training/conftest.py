@@ -11,7 +11,7 @@ import pytest
 
 from alphaprof.config.load import load_profile
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.log.run import Run
+from alphaprof.run.reader import Run
 from tests.runs import run_of_prompts
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from alphaprof.log.split import unit_of
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.training.initial import (
@@ -22,6 +21,7 @@ from alphaprof.profiling.training.initial import (
     weights_content,
 )
 from alphaprof.profiling.training.train import card
+from alphaprof.run.split import unit_of
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.eagle import config, converted, loaded, target, tensors, written

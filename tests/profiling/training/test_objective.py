@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from alphaprof.log.split import RunText
 from alphaprof.profiling.heads.eagle import Eagle3
 from alphaprof.profiling.training.features import Features, TargetLaw
 from alphaprof.profiling.training.initial import trained_parameters
 from alphaprof.profiling.training.trainer import drafts, losses, right
+from alphaprof.run.split import RunText
 from tests.eagle import Recomputing, config, loaded, target, tensors, written
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]

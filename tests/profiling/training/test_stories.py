@@ -8,15 +8,15 @@ import pytest
 
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import Eagle3Draft
-from alphaprof.log.run import Run
-from alphaprof.log.split import of_units, texts_of
-from alphaprof.log.training import TESTED
 from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.profiling.training.train import TrainingOptions, train
 from alphaprof.rules import parse_rule
+from alphaprof.run.reader import Run
+from alphaprof.run.split import of_units, texts_of
+from alphaprof.run.training import TESTED
 from alphaprof.totals.pool import decoded_totals
 from tests.conftest import ROOT
 from tests.runs import Silent

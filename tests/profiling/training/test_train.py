@@ -25,11 +25,6 @@ from alphaprof.errors import (
     RunExists,
     RunMismatch,
 )
-from alphaprof.log.manifest import Trained
-from alphaprof.log.run import Run
-from alphaprof.log.split import PARTS, STOP, TEST, TRAIN, RunText, split, texts_of, unit_of
-from alphaprof.log.storage import LocalStorage
-from alphaprof.log.training import TESTED, TRAINING, read_training
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.eagle_files import trained_of
 from alphaprof.profiling.models.kinds import load_draft
@@ -39,6 +34,11 @@ from alphaprof.profiling.training.features import Features
 from alphaprof.profiling.training.train import train
 from alphaprof.profiling.training.trainer import CHECKPOINT, Trainer, logits_by_depth, steps_of
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import Trained
+from alphaprof.run.reader import Run
+from alphaprof.run.split import PARTS, STOP, TEST, TRAIN, RunText, split, texts_of, unit_of
+from alphaprof.run.storage import LocalStorage
+from alphaprof.run.training import TESTED, TRAINING, read_training
 from alphaprof.totals.pool import DocumentTotals, decoded_totals
 from tests.conftest import Runner
 from tests.heads import write_training

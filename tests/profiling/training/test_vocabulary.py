@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.split import RunText
 from alphaprof.profiling.training.initial import chosen_vocabulary, outside
+from alphaprof.run.split import RunText
 
 
 def text(prompt: list[int], ids: list[int]) -> RunText:

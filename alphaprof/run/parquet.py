@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from alphaprof.log.schema import Column, arrow_schema, violations
+from alphaprof.run.schema import Column, arrow_schema, violations
 
 Rows = tuple[int, int]  # the first one, and how many
 

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaprof.errors import DiskFull, RunDamaged, RunExists, RunMismatch
-from alphaprof.log.journal import Journal
-from alphaprof.log.manifest import File
-from alphaprof.log.run import Run
-from alphaprof.log.schema import LATENCY_COLUMNS, PROMPT_COLUMNS, arrow_schema
-from alphaprof.log.storage import LocalStorage
-from alphaprof.log.writer import RunWriter
+from alphaprof.run.journal import Journal
+from alphaprof.run.manifest import File
+from alphaprof.run.reader import Run
+from alphaprof.run.schema import LATENCY_COLUMNS, PROMPT_COLUMNS, arrow_schema
+from alphaprof.run.storage import LocalStorage
+from alphaprof.run.writer import RunWriter
 from alphaprof.totals.files import write_totals
 from tests.loops import each
 from tests.synthetic import Domain, Recipe, contents, flipped, interrupted, manifest, write_anew
@@ -33,7 +33,7 @@ put = LocalStorage.put
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A complete run of three shards, whose records lie in segments of two."""
-    monkeypatch.setattr("alphaprof.log.journal.SEGMENT", 2)
+    monkeypatch.setattr("alphaprof.run.journal.SEGMENT", 2)
     write_anew(tmp_path / "run", RECIPE)
     return Run.open(tmp_path / "run")
 

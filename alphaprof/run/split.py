@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.errors import DataEmpty, OptionInvalid
-from alphaprof.log.run import Run
+from alphaprof.run.reader import Run
 
 PARTS = TRAIN, STOP, TEST = "train", "stop", "test"
 SHARES = {STOP: 0.1, TEST: 0.1}  # of the units of each domain, or of all groups; the rest is to train on

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from alphaprof.errors import RunExists
-from alphaprof.log.manifest import MANIFEST
-from alphaprof.log.storage import Storage
+from alphaprof.run.manifest import MANIFEST
+from alphaprof.run.storage import Storage
 
 # What a run leaves that was killed before it had a manifest.
 BEGUN = re.compile(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.errors import OptionInvalid
-from alphaprof.log.split import (
+from alphaprof.run.split import (
     PARTS,
     STOP,
     TEST,

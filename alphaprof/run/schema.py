@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.log.manifest import DraftFacts
 from alphaprof.rules import parse_rule, rules_of
+from alphaprof.run.manifest import DraftFacts
 
 SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress

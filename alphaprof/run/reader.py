@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphaprof.errors import NoPositionLog, OptionInvalid, RunDamaged, RunMismatch, RunUnreadable, shown
-from alphaprof.log.journal import Journal
-from alphaprof.log.manifest import (
+from alphaprof.run.journal import Journal
+from alphaprof.run.manifest import (
     DOCUMENTS,
     LATENCY,
     File,
@@ -26,7 +26,7 @@ from alphaprof.log.manifest import (
     part_name,
     read_manifest,
 )
-from alphaprof.log.schema import (
+from alphaprof.run.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
     LATENCY_COLUMNS,
@@ -37,7 +37,7 @@ from alphaprof.log.schema import (
     imported_totals_columns,
     totals_columns,
 )
-from alphaprof.log.storage import LocalStorage, Storage, reading, storage_of
+from alphaprof.run.storage import LocalStorage, Storage, reading, storage_of
 
 AGAIN_BY_RESUME = "measure it again with alphaprof profile --resume"
 AGAIN = "import the requests again into a new directory"

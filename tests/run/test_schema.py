@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.log.manifest import VERSION, File, Manifest, Shard, Trained, digest_of, read_manifest
-from alphaprof.log.schema import (
+from alphaprof.run.manifest import VERSION, File, Manifest, Shard, Trained, digest_of, read_manifest
+from alphaprof.run.schema import (
     Column,
     LogRules,
     violations,
 )
-from alphaprof.log.storage import storage_of
+from alphaprof.run.storage import storage_of
 from tests import synthetic
 from tests.loops import each
 from tests.reference import LOGGED_RULES

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from alphaprof.errors import HeadRecordUnreadable, cut
-from alphaprof.log.manifest import Manifest, part_name
-from alphaprof.log.split import STOP, TEST, TIME
+from alphaprof.run.manifest import Manifest, part_name
+from alphaprof.run.split import STOP, TEST, TIME
 
 TRAINING = "training.json"  # in the folder of a head
 TESTED = "tested"  # there too: the run that tested it on documents held out

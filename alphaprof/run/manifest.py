@@ -24,7 +24,7 @@ from alphaprof.errors import RunDamaged, RunUnreadable, cut
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from alphaprof.log.storage import Storage
+    from alphaprof.run.storage import Storage
 
 MANIFEST = "manifest.json"
 FORMAT = "alphaprof-run"

@@ -17,13 +17,13 @@ from typing import Any, Self
 import pyarrow as pa
 
 from alphaprof.errors import RunDamaged, RunMismatch
-from alphaprof.log.journal import STEPS, Journal, Record
-from alphaprof.log.manifest import DOCUMENTS, MANIFEST, File, Manifest, Shard, part_name, read_manifest
-from alphaprof.log.place import clear, require_new
-from alphaprof.log.run import AFRESH, AGAIN_BY_RESUME, Run
-from alphaprof.log.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROMPT_COLUMNS, Column
-from alphaprof.log.storage import Owner, Storage, storage_of
-from alphaprof.log.tables import table_content, totals_content
+from alphaprof.run.journal import STEPS, Journal, Record
+from alphaprof.run.manifest import DOCUMENTS, MANIFEST, File, Manifest, Shard, part_name, read_manifest
+from alphaprof.run.parquet import table_content, totals_content
+from alphaprof.run.place import clear, require_new
+from alphaprof.run.reader import AFRESH, AGAIN_BY_RESUME, Run
+from alphaprof.run.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROMPT_COLUMNS, Column
+from alphaprof.run.storage import Owner, Storage, storage_of
 
 FREE = ("decision", "execution")  # parts of the profile that may change when a run is resumed
 

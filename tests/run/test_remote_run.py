@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 import alphaprof
-from alphaprof.log.run import Run
-from alphaprof.log.storage import storage_of
 from alphaprof.render.json import render_json
 from alphaprof.report.build import build_report
+from alphaprof.run.reader import Run
+from alphaprof.run.storage import storage_of
 from scripts.synthetic_log import Size, write_log
-from tests.log.test_storage import Gate, gate, on_servers, server
+from tests.run.test_storage import Gate, gate, on_servers, server
 from tests.synthetic import Domain, Recipe, write_run
 
 __all__ = ["gate", "server"]  # fixtures

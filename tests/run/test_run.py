@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from alphaprof.errors import DiskFull, RunDamaged, RunExists, RunUnreadable
-from alphaprof.log.journal import Journal, records_text
-from alphaprof.log.manifest import part_name
-from alphaprof.log.run import Run
-from alphaprof.log.storage import LocalStorage
-from alphaprof.log.writer import RunWriter
+from alphaprof.run.journal import Journal, records_text
+from alphaprof.run.manifest import part_name
+from alphaprof.run.reader import Run
+from alphaprof.run.storage import LocalStorage
+from alphaprof.run.writer import RunWriter
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals, write_totals
 from scripts.bench_log import bytes_per_position

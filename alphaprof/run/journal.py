@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from alphaprof.errors import RunDamaged
-from alphaprof.log.manifest import VERSION, File, Shard, listed, read_signed, signed, typed, undamaged
+from alphaprof.run.manifest import VERSION, File, Shard, listed, read_signed, signed, typed, undamaged
 
 if TYPE_CHECKING:
-    from alphaprof.log.storage import Storage
+    from alphaprof.run.storage import Storage
 
 RECORDS = "alphaprof-records"
 STEPS = ("prompts", "texts", "rows")  # that are recorded shard by shard

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from alphaprof.errors import HeadRecordUnreadable
-from alphaprof.log.run import Run
-from alphaprof.log.training import TRAINING, read_training, texts_digest
+from alphaprof.run.reader import Run
+from alphaprof.run.training import TRAINING, read_training, texts_digest
 from tests.heads import training_record, write_training
 from tests.synthetic import Recipe, write_anew
 

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, RunExists, RunUnreadable
-from alphaprof.log import storage
-from alphaprof.log.storage import LocalStorage, Storage, address_of, is_remote, reading, storage_of
+from alphaprof.run import storage
+from alphaprof.run.storage import LocalStorage, Storage, address_of, is_remote, reading, storage_of
 
 PART = "positions/draft=a/part-00001.parquet"
 RECORDS = "records/rows-0000.json"
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_says_so(local: LocalStorage) -> None:
         raise KeyError("ours")
 
 
-PRELUDE = "import os, sys, time; from pathlib import Path; from alphaprof.log.storage import storage_of\n"
+PRELUDE = "import os, sys, time; from pathlib import Path; from alphaprof.run.storage import storage_of\n"
 KILLED = """
 def stop(_):
     print("writing", flush=True)
