@@ -36,7 +36,7 @@ case $mode in
     chosen=(-m "not models and not demo_model and not slow and not cluster")
     case " $*" in
       *" tests/"*) ;;
-      *) set -- "$@" tests/test_{architecture,rules}.py tests/{config,costs,log,theory,totals} ;;
+      *) set -- "$@" tests/test_{architecture,rules}.py tests/{config,costs,run,theory,totals} ;;
     esac
     ;;
   *) chosen=(-m "not slow and not cluster") ;;
