@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms, weights_of
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.statistics import ProcessedLogits, processed_logits
-from alphaprof.run.manifest import read_records, segment_of
+from alphaprof.run.journal import read_records
 from alphaprof.run.storage import storage_of
 from alphaprof.totals.count import TotalsRequest
 from scripts.gpu.setting import Line, Setting, perturb
@@ -468,7 +468,7 @@ def kill_after_a_shard(setting: Setting, out: Path) -> tuple[int, int | None]:
 
 def shards_of(out: Path) -> int:
     """How many of the first shards of a run are scored."""
-    return len(read_records(storage_of(out), segment_of("rows", 0)))
+    return len(read_records(storage_of(out), "records/rows-0000.json"))
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------------
