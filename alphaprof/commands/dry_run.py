@@ -155,7 +155,7 @@ def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
     target, width = plan.run.manifest.target, plan.scorer.width
     if plan.target.choice is not None and all(warning["code"] != "other_dtype" for warning in plan.run.manifest.warnings):
         yield Finding.of("dtype", "target", plan.target.choice.reason)
-    for name, facts in {"target": target, **plan.run.manifest.drafts}.items():
+    for name, facts in plan.run.manifest.models.items():
         logits = facts.vocabulary or 0
         if isinstance(facts, DraftFacts) and facts.reduced_vocabulary:
             cause = f"can propose {count(logits)} of the target's {count(width)} ids ({percent(logits / width)})"

@@ -74,8 +74,8 @@ def _differs(one: Manifest, other: Manifest) -> list[str]:
     """Return in what a part was made otherwise than the first, in words."""
     config = [key for key in one.config if key not in FREE and one.config[key] != other.config.get(key)]
     odd = [f"another profile ({', '.join(config)})"] if config else []
-    for name, facts in {"target": one.target, **one.drafts}.items():
-        theirs = {"target": other.target, **other.drafts}.get(name)
+    for name, facts in one.models.items():
+        theirs = other.models.get(name)
         if theirs is None or (fields := differing(facts, theirs)):
             odd.append(f"another {name} ({'no such draft' if theirs is None else ', '.join(fields)})")
     odd += ["another tokenizer"] if one.tokenizer != other.tokenizer else []

@@ -191,8 +191,8 @@ class ExecutionOptions(Options):
     )
     workers: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         1,
-        description="1: this process; more: so many Ray actors, on the cluster of RAY_ADDRESS or on this machine; auto: one "
-        "per GPU of the cluster, or per CPU",
+        description="number of workers: 1 runs in this process; more run as Ray actors, on the cluster at RAY_ADDRESS or on "
+        "this machine; auto starts one actor per GPU of the cluster, or per CPU",
     )
     gpus_per_worker: Annotated[float, AfterValidator(_of_gpus)] = Field(
         1.0, gt=0, description="GPUs per Ray actor, if models run on GPUs; 0.25: four actors share one; 8: with device_map"

@@ -496,15 +496,13 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
     before, mixed = run.manifest, mine.profile.mixed_devices
     texts = before.texts_environment or before.environment
     known = ([] if moved else [before.environment]) + ([texts] if run.journal["texts"] and run.lacking("texts") else [])
-    if not (before.imported or mixed) and (
-        found := [word for each in known for word in differences(each, mine.environment)]
-    ):
+    if not mixed and (found := [word for each in known for word in differences(each, mine.environment)]):
         raise RunMismatch(
             f"this process computes differently from the one that began the run ({'; '.join(found)}): rows could differ",
             "match the run's setup, profile into a new directory, or allow it: --set execution.mixed_devices=true",
         )
-    earlier, models = {"target": before.target, **before.drafts}, {"target": mine.target, **mine.drafts}
-    fields = [f"{name} {field}" for name, facts in models.items() for field in differing(earlier[name], facts)]
+    pairs = ((name, before.models[name], facts) for name, facts in mine.models.items())
+    fields = [f"{name} {field}" for name, earlier, facts in pairs for field in differing(earlier, facts)]
     odd = [field for field in fields if not ((mixed or moved) and field.endswith(" device"))]
     odd += ["tokenizer"] if before.tokenizer != mine.tokenizer else []
     if odd:

@@ -423,6 +423,11 @@ class Manifest:
     certified: tuple[str, ...] = ()
     imported: Imported | None = None
 
+    @property
+    def models(self) -> dict[str, ModelFacts]:
+        """The target and the drafts by their names in messages."""
+        return {"target": self.target, **self.drafts}
+
     @functools.cached_property
     def profile(self) -> StoredProfile:
         """What is read of `config`."""
@@ -477,8 +482,8 @@ def signed(data: dict[str, Any]) -> str:
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """SHA-256 over the content of a manifest or a commit, the first 128 bits. Its own "digest" is left out; order and white
-    space do not matter.
+    """SHA-256 over the content of a manifest or of records, the first 128 bits. Its own "digest" is left out; order and
+    white space do not matter.
     """
     content = {name: value for name, value in data.items() if name != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:32]

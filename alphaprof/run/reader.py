@@ -176,7 +176,7 @@ class Run:
         return name in self.manifest.files and self.storage.has(name)
 
     def totals(self, draft: str) -> pq.ParquetFile:
-        """Return the file of a draft's totals, for `tables.blocks_of`."""
+        """Return the file of a draft's totals, for `parquet.blocks_of`."""
         name, hint = f"totals/draft={draft}/{part_name(0)}", AGAIN if self.imported else COPY
         content = self.content(name, hint)
         with reading(f"{self.path}/{name}", hint):

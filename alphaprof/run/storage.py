@@ -83,17 +83,14 @@ class Storage:
     def read(self, name: str) -> bytes:
         """Return the content of a file. Raises `FileNotFoundError`.
 
-        pyarrow asks an object store for the size, then for so many bytes: an object that was replaced between is read again.
-        So is one for which the store answered with an error longer than the object: pyarrow itself gives up then.
+        pyarrow asks an object store for the size of an object and then for that many bytes. An object that is replaced in
+        between is read again, and so is one for which the store sent an error longer than the object: pyarrow gives up then.
         """
         with self._asking(name, RunUnreadable):
             for attempt in range(READS):
                 try:
-                    with self._store.open_input_file(self._path(name)) as file:
+                    with self._open(name) as file:
                         content = bytes(file.read())
-                except FileNotFoundError:
-                    self._require_bucket()
-                    raise
                 except OSError as error:
                     if "INTERNAL_FAILURE" not in str(error) or attempt == READS - 1:
                         raise
@@ -103,12 +100,18 @@ class Storage:
                     return content
         raise RunUnreadable(f"{self.shown}/{name} cannot be read: it keeps changing", "try again when it is written")
 
+    def _open(self, name: str) -> pa.NativeFile:
+        try:
+            return self._store.open_input_file(self._path(name))
+        except FileNotFoundError:
+            self._require_bucket()
+            raise
+
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
         """Yield a file to read any part of. Raises `FileNotFoundError`."""
         with self._asking(name, RunUnreadable):
-            self._require_bucket()
-            file = self._store.open_input_file(self._path(name))
+            file = self._open(name)
         with file:
             try:
                 yield file
@@ -465,8 +468,8 @@ class ObjectStorage(Storage):
 
         pyarrow completes an upload when its stream is closed or collected, whatever was written until then: an object that
         is torn or empty would be there after an exception. So nothing may raise between opening and closing: Ctrl-C reaches
-        only the main thread, and parts are sent in the background, whose failures are told by `close`. A record has the
-        SHA-256 of every file: one that is torn nevertheless is damage, and never taken for whole.
+        only the main thread, and parts are uploaded in the background, whose failures `close` raises. A record has the
+        SHA-256 of every file, so that a torn one is found as damage.
         """
         with self._asking(name, DiskFull), ThreadPoolExecutor(1) as thread:
             thread.submit(self._send, self._path(name), content).result()
@@ -492,9 +495,9 @@ class ObjectStorage(Storage):
 
     @contextlib.contextmanager
     def owned(self, take_over: bool = False) -> Iterator[Owner]:
-        """Claim the run by `writer.json`, which is no lock: of two processes that claim it at once, or while one writes a
-        record, both may write for some milliseconds. The one that lost ends at its next `check`; what it wrote over is
-        damage. A killed process leaves its claim.
+        """Claim the run with `writer.json`. This is not a lock: if two processes claim the run at the same time, or one
+        claims it while the other writes a record, both may write for some milliseconds. The one that lost ends at its next
+        `check`, and the files that it overwrote are damaged. A killed process leaves its claim.
         """
         claim = self._writer()
         if claim is not None and not take_over and not _ended(claim):

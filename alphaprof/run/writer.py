@@ -122,7 +122,7 @@ class RunWriter(Run):
         self._record("rows", shard, tables, seconds)
 
     def write_totals(self, draft: str, blocks: Iterable[Sequence[pa.Table]]) -> None:
-        """Write the totals of a draft, see `tables.totals_content`. The next manifest names them."""
+        """Write the totals of a draft, see `parquet.totals_content`. The next manifest names them."""
         name = f"totals/draft={draft}/{part_name(0)}"
         self.write(name, totals_content(blocks, self.totals_columns, name))
 
