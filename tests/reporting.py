@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from alphaprof.render.json import render_json
-from alphaprof.render.report import ReportAnswer
+from alphaprof.report.drawn import ReportAnswer
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.model import Result
+from alphaprof.report.answer import Result
 from alphaprof.run.reader import Run
 from tests.synthetic import Recipe, write_run
 

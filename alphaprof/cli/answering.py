@@ -38,7 +38,7 @@ CheckFormat = Annotated[
 
 def _completed(incomplete: str) -> list[str]:
     """Return the sections whose names begin with what was typed, for shell completion."""
-    from alphaprof.render.sections import ALL, NAMES
+    from alphaprof.report.sections import ALL, NAMES
 
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
 
@@ -47,16 +47,16 @@ def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[s
     """Return the names of sections. Raises `OptionInvalid` for unknown ones, and for an `output` that cannot show them or
     does not fit a terminal.
     """
-    from alphaprof.render.sections import known_sections
+    from alphaprof.report.sections import known_sections
 
     if output == "html" and out is None and sys.stdout.isatty():
         raise OptionInvalid(
             "the HTML page is 2 MB of text, too much for a terminal", "write it to a file: --out report.html"
         )
-    if names and output not in ("terminal", "md"):
+    if names and output not in ("terminal", "md", "json"):
         holds = "has only one table" if output == "csv" else "holds every section"
         raise OptionInvalid(
-            f"--show chooses what terminal and md print; {output} {holds}", f"leave out --show or --format {output}"
+            f"--show chooses what terminal, md and json hold; {output} {holds}", f"leave out --show or --format {output}"
         )
     return known_sections([each.strip() for name in names or () for each in name.split(",")])
 
@@ -94,9 +94,8 @@ def report(
     verify: Annotated[bool, how("--verify", help="First check every byte of the run's files against the manifest.")] = False,
 ) -> None:
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, and what to use for each domain."""
-    from alphaprof.render.report import ReportAnswer
-    from alphaprof.render.sections import ALL
     from alphaprof.report.build import build_report
+    from alphaprof.report.drawn import ReportAnswer
     from alphaprof.run.reader import Run
 
     shown = _sections(sections, form, out)
@@ -109,9 +108,8 @@ def report(
 
         config = changed_question(opened.manifest.config, overrides) if overrides else None
         ids = known_rules(rules) if rules else None
-    surfaces = bool({"gammas", ALL} & {*shown}) or form in ("json", "html", "md")
     with without_pandas():
-        show(ReportAnswer.of(build_report(opened, config, ids, whole_log, surfaces), shown), form, out)
+        show(ReportAnswer(build_report(opened, config, ids, whole_log), shown), form, out)
 
 
 @command(

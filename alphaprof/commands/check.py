@@ -31,12 +31,12 @@ import pyarrow as pa
 from alphaprof.costs.speedup import Mix, StepTimes
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows
-from alphaprof.report import format as fmt
-from alphaprof.report.build import answered
-from alphaprof.report.format import short, visible
+from alphaprof.render.format import short, visible
+from alphaprof.report.answer import Note
+from alphaprof.report.build import report_of
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import Note
 from alphaprof.report.pairing import (
     TextPair,
     common_gammas,
@@ -47,7 +47,7 @@ from alphaprof.report.pairing import (
     require_comparable,
 )
 from alphaprof.report.result import contradiction
-from alphaprof.report.sections.stopping import answered_p_min
+from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
@@ -315,20 +315,20 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
 
 def _check_decision(inputs: ReportInputs) -> Check:
     """Judges a run by its decision: GO passes, NO-GO fails."""
-    traffic, notes = answered(inputs)
-    outcome = VERDICTS[traffic.verdict]
+    report = report_of(inputs)
+    answer, outcome = report.answer, VERDICTS[str(report.answer.verdict)]
     items: tuple[Item, ...] = ()
-    if (found := traffic.speedup) is not None:
+    if (found := answer.speedup) is not None:
         numbers = (found.value, found.low, found.high)
-        items = (Item("speedup", WHOLE, traffic.min_speedup, *numbers, traffic.documents, outcome),)
+        items = (Item("speedup", WHOLE, report.traffic.min_speedup, *numbers, answer.held_out, outcome),)
     return Check(
         outcome=outcome,
-        notes=_concerning(notes, speedup=True),
-        reason=traffic.reason,
+        notes=_concerning(report.notes, speedup=True),
+        reason=answer.reason,
         run=str(inputs.run.path),
-        draft=traffic.draft,
-        rule=traffic.rule,
-        gamma=traffic.gamma,
+        draft=answer.draft,
+        rule=answer.rule,
+        gamma=answer.gamma,
         confidence=inputs.question.confidence,
         items=items,
     )
@@ -469,7 +469,7 @@ def _check_thresholds(
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
-        notes=_concerning(answered(inputs)[1], speedup="speedup" in thresholds),
+        notes=_concerning(report_of(inputs).notes, speedup="speedup" in thresholds),
         reason=_in_words(items, outcome),
         run=str(run.path),
         draft=draft,
@@ -567,7 +567,7 @@ def check_baseline(
     unmoved = SAME if items[0].note == SAME else "the threshold is reached"
     return Check(
         outcome=outcome,
-        notes=_concerning(answered(inputs)[1], speedup=False),
+        notes=_concerning(report_of(inputs).notes, speedup=False),
         reason=_in_words(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,

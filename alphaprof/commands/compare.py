@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import NotComparable, OptionInvalid
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
-from alphaprof.report import format as fmt
 from alphaprof.report.pairing import (
     TextPair,
     common_gammas,

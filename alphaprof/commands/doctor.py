@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from alphaprof.render.blocks import Block, Verbatim
-from alphaprof.report.format import data_size, many, number
+from alphaprof.render.format import data_size, many, number
 from alphaprof.version import EXTRAS, __version__, install_line, missing, requirements
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.chat import writes_the_date
 from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
 from alphaprof.render.blocks import Block, Table
-from alphaprof.render.wording import wiring_lines
-from alphaprof.report.format import count, data_size, duration, many, percent, short
+from alphaprof.render.format import count, data_size, duration, many, percent, short
+from alphaprof.report.wording import wiring_lines
 from alphaprof.run.manifest import DraftFacts, left_out_remedy
 from alphaprof.run.notes import check_of
 from alphaprof.run.place import require_new

@@ -16,7 +16,7 @@ from alphaprof.errors import TEXT, DataUnreadable, OptionInvalid, cut
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, Row, cell, decoded, named, render
 from alphaprof.profiling.texts.chat import text_of, turns_of
 from alphaprof.profiling.texts.rows import first_row
-from alphaprof.report.format import short, visible
+from alphaprof.render.format import short, visible
 
 CHATS = ("messages", "conversations", "conversation", "dialog", "chat", "turns", "input", "prompt")
 PROMPTS = ("prompt", "question", "query", "instruction", "problem", "user_input", "text", "input")

@@ -15,8 +15,8 @@ from alphaprof.costs.cost_model import MEASURED, timed_with
 from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, autocorrelation, is_busy, reach
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, table_by_columns
-from alphaprof.report import format as fmt
 from alphaprof.run.reader import Run
 
 Rows = Sequence[Mapping[str, Any]]

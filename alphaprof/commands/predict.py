@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from alphaprof.costs.roofline import ACCELERATORS, ENGINES, HEAD, ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, table_by_columns
-from alphaprof.report import format as fmt
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost
 

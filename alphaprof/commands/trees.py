@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
-from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import held_out
 from alphaprof.run.reader import Run, RunDraft

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
 from rich.console import Console
 
@@ -18,11 +18,11 @@ from alphaprof.render.json import Published, render_json
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
 
 
-class Answer(Published, Protocol):
-    """What a command answers. Its dataclass fields are its JSON, its blocks its text, the outcome in the first.
+class Answer(Protocol):
+    """What a command answers. Its dataclass fields are its JSON (`Published`), its blocks its text, the outcome in the first.
 
-    An answer with a further format has a method without arguments that returns the text and is named as `--format` names it,
-    such as `junit` or `csv`; `ReportAnswer` draws its first screen by methods of its own.
+    An answer that draws a format by itself has a method without arguments that returns the text and is named as `--format`
+    names it, such as `junit` or `csv`; so has `ReportAnswer` for all of them.
     """
 
     def blocks(self) -> Iterator[Block]:
@@ -34,8 +34,6 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
 
     `terminal` is colored and as wide as the terminal if the standard output is one and the text does not go `to_file`.
     """
-    if output == "json":
-        return render_json(answer) + "\n"
     if output == "terminal":
         colored = sys.stdout.isatty() and not to_file
         width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns  # COLUMNS, if that is set
@@ -47,8 +45,10 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
         return buffer.getvalue()
     if own := getattr(answer, output, None):
         return str(own())
+    if output == "json":
+        return render_json(cast(Published, answer)) + "\n"
     if output == "md":
         return markdown.text(answer.blocks())
     from alphaprof.render.html.page import plain_page  # and with it what a report says
 
-    return plain_page(answer.format, list(answer.blocks()))
+    return plain_page(cast(Published, answer).format, list(answer.blocks()))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from alphaprof.report import format as fmt
+from alphaprof.render import format as fmt
 
 Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, outcome_of
-from alphaprof.report.format import sentence, short, visible
+from alphaprof.render.format import sentence, short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:$])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@$])")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from alphaprof.report.format import visible
+from alphaprof.render.format import visible
 
 NAME_KEPT, NAME_WIDTH = 14, 22  # columns of a table's first column that no other takes, and at most; longer names fold
 WORD_KEPT = 24  # columns of a word in a column that goes on in the next line; longer ones fold

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, outcome_of
 from alphaprof.render.tables import named_table, plain, show
-from alphaprof.report import format as fmt
 
 STYLES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow"}
 COLOURS = {word: STYLES[kind] for word, kind in OUTCOMES.items()} | {"note:": "yellow"}

@@ -1,206 +1,191 @@
-"""Build the `Report` value of a run: totals and step times in, estimates, speedups and verdicts out."""
+"""Build the report of a run: totals and step times in, answers out. Sections are computed when they are first asked for."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.costs.cost_model import Cost, CostModel
-from alphaprof.report.format import text_kind
-from alphaprof.report.inputs import DraftPool, DraftTotalsReader, ReportInputs, evidence_of
-from alphaprof.report.model import Conditions, DomainAnswer, DraftAnswer, Note, Result, RunFacts, Traffic
+from alphaprof.costs.cost_model import Cost
+from alphaprof.errors import AlphaprofError
+from alphaprof.render.blocks import Block, Figure
+from alphaprof.render.format import text_kind
+from alphaprof.report.answer import Answer, Conditions, DomainAnswer, DraftAnswer, Note, Result, RunFacts, Traffic
+from alphaprof.report.inputs import DraftPool, ReportInputs, draft_pools, evidence_of
+from alphaprof.report.notes import report_notes, timing_notes
 from alphaprof.report.result import ResultKey, build_result
-from alphaprof.report.sections.attribution import Attribution, ResultOnText, attribution
-from alphaprof.report.sections.certificates import Certificates, build_certificates
-from alphaprof.report.sections.context import ContextAxis, context_axes, context_notes
-from alphaprof.report.sections.difficulty import Decile, DocumentResult, deciles, extremes
-from alphaprof.report.sections.hybrids import HybridCurve, hybrid_curves
-from alphaprof.report.sections.predictability import Predictability, predictability
-from alphaprof.report.sections.stopping import StopSurface, answered_p_min, stop_surfaces
-from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_coverage
-from alphaprof.report.traffic import Judged, Parts, judge_parts, judge_traffic
-from alphaprof.report.verdict import Evidence, Question, VerdictName
-from alphaprof.report.warnings import report_warnings, timing_notes
+from alphaprof.report.stopping import answered_p_min
+from alphaprof.report.traffic import Judge
 from alphaprof.run.manifest import StoredProfile
 from alphaprof.run.reader import Run
-from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.log_sample import LogPart, limit_of
 from alphaprof.version import __version__
 
-AHEAD = 8  # results that other threads may work out while the next pool is read
+CAUGHT: tuple[type[Exception], ...] = (
+    Exception,
+)  # what a section may raise without taking the answers down; tests: nothing
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What stands in place of a section that could not be computed."""
+
+    error: str
+    hint: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failed:
+        """From what a section raised."""
+        if isinstance(error, AlphaprofError):
+            return cls(error.message, error.hint)
+        return cls(repr(error), "no answer depends on this section; please report this as a bug")
 
 
 @dataclass(frozen=True)
 class Report:
-    """The answer."""
+    """The answers, and what they rest on."""
 
     format: ClassVar[str] = "alphaprof-report"
     version: ClassVar[str] = "2.0"
 
-    verdict: VerdictName
-    draft: str | None  # that the verdict concerns
-    gamma: int | None
-    speedup: Interval | None  # over the documents that the verdict rests on
-    tokens_per_round: Interval | None  # over all documents
-    conditions: Conditions  # what the verdict holds for
-    alphaprof: str
-    confidence: float
-    run: RunFacts
-    times: Cost | None  # where step times come from; None: there are none
-    traffic: Traffic  # the verdict on all domains together
+    answer: Answer  # for the whole traffic: one draft, one rule, one gamma
+    traffic: Traffic  # what else is said of the whole traffic
     domains: tuple[DomainAnswer, ...]  # what to use for each domain by itself, the largest share first
     drafts: tuple[DraftAnswer, ...]  # every draft by itself on the whole traffic, the fastest first
-    results: tuple[Result, ...]  # one for each domain, kind of text, draft and rule
-    stopping: tuple[StopSurface, ...]  # by γ and p_min, of drafts whose probabilities the log holds
-    hybrids: tuple[HybridCurve, ...]  # by min_match, of drafts that are made of two others
-    context: tuple[ContextAxis, ...]  # by draft; empty if all contexts are about as long
-    causes: tuple[Attribution, ...]  # why drafts are rejected, under the rules of the verdict and those that keep the text
-    certificates: Certificates | None  # None: the log holds no thresholds
-    vocabulary: tuple[VocabularyCoverage, ...]  # of drafts that cannot propose every token of the target
-    difficulty: tuple[Decile, ...]  # by tenths of the positions; empty without a complete shard
-    documents: tuple[DocumentResult, ...]  # worst and best under the rules of the verdict, by draft, the slowest first
-    predictability: tuple[Predictability, ...]  # empty if a draft model was measured and the log holds no thresholds
+    conditions: Conditions  # what the answers hold for
+    confidence: float
+    times: Cost | None  # where step times come from; None: there are none
+    run: RunFacts
     notes: tuple[Note, ...]
+    alphaprof: str
+    sections: dict[str, Any] = field(
+        default_factory=dict
+    )  # the values of sections by their names, of those that were asked for
+
+
+class RunReport(Report):
+    """The report of a run that can still be asked for its sections. No answer depends on one; what cannot be computed says
+    so in its place.
+    """
+
+    inputs: ReportInputs
+    part: LogPart  # of the position log that sections read
+    whole_log: bool  # asked for
+    pools: Sequence[DraftPool]  # of the rules that the verdict concerns
+    judge: Judge
+    others: Sequence[str]  # ids of the other rules to report on
+
+    @classmethod
+    def of(cls, report: Report, **source: Any) -> RunReport:
+        """Return a report with what its sections are computed from."""
+        found = cls(**vars(report))
+        for name, value in source.items():
+            object.__setattr__(found, name, value)
+        return found
+
+    def section(self, name: str) -> Any:
+        """Return the value of a section, which `compute` in the module of its name returns; None if it has none."""
+        compute = getattr(import_module(f"alphaprof.report.sections.{name}"), "compute", None)
+        if name not in self.sections and compute is not None:
+            try:
+                self.sections[name] = compute(self)
+            except CAUGHT as error:
+                self.sections[name] = Failed.of(error)
+        return self.sections.get(name)
+
+    def drawn(self, name: str) -> tuple[str, list[Block], bool]:
+        """Return the title of a section, its blocks, and whether it has nothing to show, in which case a line says why."""
+        module, value = import_module(f"alphaprof.report.sections.{name}"), self.section(name)
+        try:
+            blocks = list(module.draw(self)) if not isinstance(value, Failed) else []
+        except CAUGHT as error:
+            value = self.sections[name] = Failed.of(error)
+        if isinstance(value, Failed):
+            return module.TITLE, [f"error: {value.error}", f"hint: {value.hint}"], False
+        if not all(isinstance(block, Figure) for block in blocks):
+            return module.TITLE, blocks, False
+        imported, why = self.run.imported, getattr(module, "EMPTY", "")
+        if imported is not None:
+            why = f"the run was imported from {imported}, whose metrics hold rounds but no tokens"
+        return module.TITLE, [f"nothing to show: {why}"], True
+
+    @cached_property
+    def results(self) -> tuple[Result, ...]:
+        """One for each draft, domain and kind of text under the rules of the verdict."""
+        return tuple(self.results_of(self.pools))
+
+    def results_of(self, pools: Iterable[DraftPool]) -> Iterator[Result]:
+        """Yield the result of each pool; several are worked out at a time."""
+        run, costs = self.inputs.run, self.inputs.costs
+
+        def result(item: DraftPool) -> Result:
+            key = ResultKey(item.domain, item.draft, item.rule, run.manifest.drafts[item.draft], costs)
+            return build_result(key, item.pool, item.spans, self.inputs.question, run.gammas)
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            yield from threads.map(result, pools)
 
 
 def build_report(
-    run: Run,
-    config: Mapping[str, Any] | None = None,
-    rules: Sequence[str] | None = None,
-    whole_log: bool = False,
-    surfaces: bool = True,
-) -> Report:
+    run: Run, config: Mapping[str, Any] | None = None, rules: Sequence[str] | None = None, whole_log: bool = False
+) -> RunReport:
     """Return the report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for others' step times.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
-    beside those of the verdict (None: the profile's); `whole_log`: parts that read the position log read all of it;
-    `surfaces`: speedups at every p_min are worked out, a quarter of a small report's time.
+    beside those of the verdict (None: the profile's); `whole_log`: sections that read the position log read all of it.
     """
     profile = StoredProfile.of(config) if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, profile))
-    question, documents = inputs.question, inputs.documents
-    shown = list(dict.fromkeys([*inputs.deciding, *(rules or run.rules)]))
-    part = LogPart.of(run, documents, None if whole_log else limit_of(run))
-    judged, pools, traffic, parts = _judged_pools(inputs, shown, part)
-    results = [item.result for item in judged]
-    facts, certificates = _run_facts(inputs.run, documents, part), build_certificates(part, question.confidence)
-    axes = context_axes(inputs, part, traffic.gamma)
-    drift = next((axis.drift for axis in axes if axis.draft == traffic.draft), None)
-    more = [*timing_notes(inputs.timing, traffic.draft, traffic.gamma), *context_notes(axes, traffic.draft)]
-    return Report(
-        verdict=traffic.verdict,
-        draft=traffic.draft,
-        gamma=traffic.gamma,
-        speedup=traffic.speedup,
-        tokens_per_round=traffic.tokens_per_round,
-        conditions=_conditions(question, facts, traffic, inputs.cost),
-        alphaprof=__version__,
-        confidence=question.confidence,
-        run=facts,
-        times=inputs.cost,
+    part = LogPart.of(run, inputs.documents, None if whole_log else limit_of(run))
+    return report_of(inputs, part, tuple(rules or run.rules), whole_log)
+
+
+def report_of(
+    inputs: ReportInputs, part: LogPart | None = None, rules: Sequence[str] = (), whole_log: bool = False
+) -> RunReport:
+    """Return the report that answers what is asked of a run; the other arguments are those of `build_report`."""
+    part = part or LogPart(inputs.run, inputs.documents)
+    question, run, documents = inputs.question, inputs.run, inputs.documents
+    pools = list(draft_pools(inputs, inputs.deciding, spans=True))
+    counts = Counter[str]()
+    for group in documents.groups:
+        counts[group.domain] += len(group.rows)
+    judge = Judge(evidence_of(inputs, pools), inputs.costs, question, run.gammas, counts)
+    answer, traffic = judge.traffic()
+    facts = _run_facts(run, documents, part)
+    source = inputs.costs.options.source if inputs.costs else run.manifest.profile.costs.source
+    more = timing_notes(inputs.timing, answer.draft, answer.gamma)
+    report = Report(
+        answer=answer,
         traffic=traffic,
-        **vars(parts),
-        results=tuple(results),
-        stopping=stop_surfaces(inputs, whole_log) if surfaces else (),
-        hybrids=hybrid_curves(inputs, parts.drafts),
-        context=axes,
-        causes=attribution(part, judged, question.confidence),
-        vocabulary=vocabulary_coverage(part, question.confidence),
-        difficulty=deciles(part, shown, question.confidence),
-        documents=extremes(_at_best(pools, results), inputs.timing.times, documents),
-        certificates=certificates,
-        predictability=predictability(part, results, question.confidence),
-        notes=report_warnings(run, facts, results, traffic, certificates, inputs.cost, profile.costs.source, more, drift),
+        domains=judge.domains(),
+        drafts=judge.drafts(),
+        conditions=Conditions(
+            concurrency=question.concurrency,
+            context=inputs.cost.context if inputs.cost else None,
+            engine=inputs.cost.engine if inputs.cost else None,
+            device=inputs.cost.device if inputs.cost else None,
+            dtype=facts.dtype,
+            p_min=float(question.p_min),
+        ),
+        confidence=question.confidence,
+        times=inputs.cost,
+        run=facts,
+        notes=report_notes(run, facts, pools, answer, traffic, inputs.cost, source, list(more)),
+        alphaprof=__version__,
     )
-
-
-def answered(inputs: ReportInputs) -> tuple[Traffic, tuple[Note, ...]]:
-    """Return the verdict on the traffic and the notes of a report, without what needs the position log."""
-    part = LogPart(inputs.run, inputs.documents)
-    judged, _, traffic, _ = _judged_pools(inputs, inputs.deciding, part)
-    facts, results = _run_facts(inputs.run, inputs.documents, part), [item.result for item in judged]
-    source = inputs.costs.options.source if inputs.costs else inputs.run.manifest.profile.costs.source
-    return traffic, report_warnings(inputs.run, facts, results, traffic, None, inputs.cost, source)
-
-
-def _judged_pools(
-    inputs: ReportInputs, shown: Sequence[str], part: LogPart
-) -> tuple[list[ResultOnText], list[DraftPool], Traffic, Parts]:
-    """Return the result of every pool, the pools that verdicts rest on, and the answers for the traffic and its parts.
-    Results are computed in threads while the next pool is read; the pools of verdicts are read first.
-    """
-    question, costs, gammas = inputs.question, inputs.costs, inputs.run.gammas
-    of_log = {(text.domain, text.continuation, text.policy, str(text.sampling)): text for text in part.documents.groups}
-    readers = [DraftTotalsReader(inputs, draft, shown, spans=True) for draft in inputs.run.manifest.drafts]
-    deciding = inputs.deciding  # what is shown begins with these
-    waiting: deque[tuple[DraftPool, Future[Result]]] = deque()
-    judged: list[ResultOnText] = []
-    decisive: list[DraftPool] = []
-
-    def collect(left: int) -> None:
-        while len(waiting) > left:
-            item, result = waiting.popleft()
-            text = of_log[item.domain, item.pool.continuation, item.pool.policy, str(item.pool.sampling)]
-            judged.append(ResultOnText(result.result(), item.rule, text))
-
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for rules in (deciding, shown[len(deciding) :]):
-            for item in (item for reader in readers for rule in rules for item in reader.pools(rule)):
-                key = ResultKey(item.domain, item.draft, item.rule, inputs.run.manifest.drafts[item.draft], costs)
-                waiting.append((item, threads.submit(build_result, key, item.pool, item.spans, question, gammas)))
-                if question.rule_for(item.pool.policy) == item.rule.id:  # the others are not needed again, and large
-                    decisive.append(item)
-                collect(AHEAD)
-            if rules is deciding:
-                evidence, counts = evidence_of(inputs, decisive), Counter[str]()
-                for group in inputs.documents.groups:
-                    counts[group.domain] += len(group.rows)
-                traffic = threads.submit(judge_traffic, evidence, costs, question, gammas)
-                parts = threads.submit(_parts_of, traffic, evidence, costs, question, gammas, counts)
-        collect(0)
-    order = {(reader.draft, rule): place for place, (reader, rule) in enumerate(itertools.product(readers, shown))}
-    judged.sort(key=lambda item: order[item.result.draft, item.rule.id])
-    return judged, decisive, traffic.result()[0], parts.result()
-
-
-def _parts_of(
-    traffic: Future[tuple[Traffic, Judged]],
-    evidence: Evidence,
-    costs: CostModel | None,
-    question: Question,
-    gammas: Sequence[int],
-    documents: Mapping[str, int],
-) -> Parts:
-    """Return the answers for parts of the traffic, once that for the whole of it is there."""
-    return judge_parts(evidence, costs, question, gammas, documents, traffic.result()[1])
-
-
-def _at_best(pools: Sequence[DraftPool], results: Sequence[Result]) -> list[tuple[DraftPool, int]]:
-    """Return each pool with the best gamma of its result: those of results with a verdict, which come in the same order."""
-    decided = zip(pools, (result for result in results if result.verdict is not None), strict=True)
-    return [(pool, result.best_gamma) for pool, result in decided if result.best_gamma and pool.pool.defined]
-
-
-def _conditions(question: Question, facts: RunFacts, traffic: Traffic, cost: Cost | None) -> Conditions:
-    return Conditions(
-        concurrency=question.concurrency,
-        context=cost.context if cost else None,
-        engine=cost.engine if cost else None,
-        device=cost.device if cost else None,
-        dtype=facts.dtype,
-        rule=traffic.rule,
-        p_min=float(question.p_min),
-    )
+    others = tuple(rule for rule in dict.fromkeys(rules) if rule not in inputs.deciding)
+    return RunReport.of(report, inputs=inputs, part=part, whole_log=whole_log, pools=pools, judge=judge, others=others)
 
 
 def _run_facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:

@@ -152,10 +152,12 @@ class DraftTotalsReader:
         return list(self._tables(request.rules, pooled_columns(run.gammas)))
 
 
-def draft_pools(inputs: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:
-    """Yield the pools of every draft (or of some), rule and domain."""
+def draft_pools(
+    inputs: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None, spans: bool = False
+) -> Iterator[DraftPool]:
+    """Yield the pools of every draft (or of some), rule and domain; `spans`: with those of spans."""
     for draft in drafts or inputs.run.manifest.drafts:
-        reader = DraftTotalsReader(inputs, draft, rules)
+        reader = DraftTotalsReader(inputs, draft, rules, spans)
         for rule in rules:
             yield from reader.pools(rule)
 

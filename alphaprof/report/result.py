@@ -12,7 +12,7 @@ import numpy as np
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Domain, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report import speeds
-from alphaprof.report.model import AtConcurrency, GammaResult, Result, SpanAcceptance
+from alphaprof.report.answer import AtConcurrency, GammaResult, Result, SpanAcceptance
 from alphaprof.report.verdict import Decision, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.run.manifest import DraftFacts
@@ -55,17 +55,27 @@ def build_result(
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
     decides = decisive == rule.id
+    at_best = next((item for item in by_gamma if item.gamma == best), None)
     return Result(
         domain=key.domain,
+        verdict=decision.verdict if decides else None,
+        reason=decision.reason if decides or not pool.defined else f"the verdict concerns {decisive} only",
         draft=key.draft,
         rule=rule.id,
+        gamma=best,
+        speedup=decision.bounds,
+        tokens_per_round=at_best.tokens_per_round if at_best else None,
+        acceptance=alpha,
+        documents=len(pool.cluster),
+        units=distinct(pool.cluster),
+        held_out=decision.speedup.documents if decision.speedup else 0,
+        documents_needed=decision.documents_needed if decides else None,
+        documents_likely=decision.documents_likely if decides else None,
         lossy=rule.rule.lossy,
         estimator=("expected" if by_chance(rule, key.facts) else "exact") if pool.defined else "one-step",
         continuation=pool.continuation,
         sampling=pool.sampling,
         on_policy=pool.policy in rule.rule.policies,
-        documents=len(pool.cluster),
-        clusters=distinct(pool.cluster),
         positions=positions,
         alpha=alpha,
         coverage=coverage,
@@ -73,20 +83,13 @@ def build_result(
         clear_mismatches=float(pool["clear_mismatches"].sum()) / positions if greedy else None,
         near_ties=float(pool["near_ties"].sum()) / positions if pool.observed and pool.sampling is None else None,
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
-        self_check=_self_check(pool) if sampled and pool.defined else None,
+        self_check=self_check(pool) if sampled and pool.defined else None,
         burstiness=_burstiness(pool, question.confidence),
         spans={name: _of_span(totals, question.confidence) for name, totals in spans.items()},
         gammas=by_gamma,
-        best_gamma=best,
-        speedup=decision.bounds,
         chosen=question.chooses([(key.draft, gamma) for gamma in key.facts.lengths(question.gammas(gammas))]),
-        tested_clusters=decision.speedup.documents if decision.speedup else 0,
         load=load,
         pays_up_to=speeds.pays_up_to(load, question.min_speedup),
-        verdict=decision.verdict if decides else None,
-        reason=decision.reason if decides or not pool.defined else f"the verdict concerns {decisive} only",
-        documents_needed=decision.documents_needed if decides else None,
-        documents_likely=decision.documents_likely if decides else None,
     )
 
 
@@ -129,7 +132,7 @@ def contradiction(pool: DocumentTotals) -> str:
         return ""
     positions = pool["positions"].sum()
     if pool.policy == SAMPLED:
-        check = _self_check(pool)
+        check = self_check(pool)
         off = check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR)
         if off or pool["impossible"].sum() > UNBELIEVABLE * positions:
             return "the text was not sampled from these distributions (see the notes): its rounds describe other traffic"
@@ -138,7 +141,7 @@ def contradiction(pool: DocumentTotals) -> str:
     return ""
 
 
-def _self_check(pool: DocumentTotals) -> Interval | None:
+def self_check(pool: DocumentTotals) -> Interval | None:
     """Return mean of a_t less mean of beta_t: on text that the rule's own decoding would emit it is 0 on average."""
     difference, counts = by_cluster(pool.cluster, pool["emitted"] - pool["accepted"], pool["proposals"])
     if counts.sum() <= 0:

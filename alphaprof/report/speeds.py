@@ -10,7 +10,7 @@ import numpy as np
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import Domain, Mix, Speedup, StepTimes, parts_of, time_spent, with_prefill
 from alphaprof.costs.steps import TARGET
-from alphaprof.report.model import AtConcurrency, DocumentSpeedups
+from alphaprof.report.answer import AtConcurrency, DocumentSpeedups
 from alphaprof.report.verdict import Decision, Pair, Pools, Question, judge
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.pool import DocumentTotals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -26,9 +26,9 @@ from alphaprof.costs.speedup import (
     without_draft,
 )
 from alphaprof.costs.timing import GO_ROUNDS
-from alphaprof.report.format import short
+from alphaprof.render.format import short
+from alphaprof.report.answer import Answer, AtConcurrency, AtGamma, DomainAnswer, DraftAnswer, OnFor, Traffic
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.model import AtConcurrency, AtGamma, DomainAnswer, DraftAnswer, OnFor, Traffic
 from alphaprof.report.speeds import by_concurrency, deciding_interval, pays_up_to, tokens_interval
 from alphaprof.report.verdict import (
     AUTO,
@@ -59,57 +59,220 @@ IMPORT_DECIDES = (
 )
 
 
-Judged = tuple[Pair | None, Decision]
+Judged = tuple[Pair | None, Decision]  # what was chosen, and the decision on it
 
 
-def judge_traffic(
-    evidence: Evidence, costs: CostModel | None, question: Question, gammas: Sequence[int]
-) -> tuple[Traffic, Judged]:
-    """Return one draft, one gamma, one verdict for the whole traffic; and what was decided, for `judge_parts`."""
-    costs, timing, candidates, mix, weights = basis(evidence, costs, question)
-    times = timing.times
-    best: Pair | None = None
-    if reason := why_undecidable(weights, evidence, next(iter(candidates.values()))):
-        decision = no_decision(reason)
-    else:
-        best, decision = judge(candidates, timing, mix, question, gammas)
-        decision = decision if times else no_decision(without_times(evidence.rules, timing.lacks(candidates)))
-    reason = decision.reason
-    if question.draft == "auto" and times:
-        reason += "".join(f"; {draft} was left out: {why}" for draft, why in timing.missing.items())
-    if question.stand_in:
-        reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
-    timed = best if best is not None and best[0] in times else None
-    free = _tokens_per_round(candidates, best, mix) if best else None
-    named = decision.tested.named if decision.tested else None
-    load: tuple[AtConcurrency, ...] = ()
-    if best is not None:
-        load = by_concurrency({best[0]: candidates[best[0]]}, costs, mix, question, gammas, (best, decision))
-    traffic = Traffic(
-        verdict=decision.verdict,
-        reason=reason,
-        draft=best[0] if best else None,
-        rule=" and ".join(evidence.rules) or question.rule,
-        gamma=best[1] if best else None,
-        alike=_alike(candidates, timed, timing, mix, question, gammas) if timed else (),
-        tokens_per_round=tokens_interval(free, best[1], question.confidence) if best else None,
-        break_even_length=free.value / named.value if free and named else None,
-        speedup=decision.bounds,
-        chosen=question.chooses(question.options(candidates, gammas, timing)),
-        disagreement=decision.disagreement,
-        documents=decision.speedup.documents if decision.speedup else 0,
-        length_correlation=_length_correlation(candidates, timed, times, mix) if timed else None,
-        documents_needed=decision.documents_needed,
-        documents_likely=decision.documents_likely,
-        min_speedup=question.min_speedup,
-        weights=dict(weights),
-        weights_observed=question.weights is None,
-        served_dtype=question.served_dtype if question.stand_in else None,
-        load=load,
-        pays_up_to=pays_up_to(load, question.min_speedup),
-        only=on_for(candidates, timed, timing, mix, question, decision.tested) if timed else None,
-    )
-    return traffic, (best, decision)
+class Judge:
+    """Answers for the whole traffic, for each domain by itself and for each draft by itself, each judged once.
+
+    `documents`: how many there are of each domain. Drafts that have no step times are left out if others have some. Domains
+    are judged as a traffic of their own, by step times at their own mean context.
+    """
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        costs: CostModel | None,
+        question: Question,
+        gammas: Sequence[int],
+        documents: Mapping[str, int],
+    ) -> None:
+        self.costs, self.timing, self.candidates, self.mix, self.weights = basis(evidence, costs, question)
+        times = self.timing.times
+        self.every = {draft: pools for draft, pools in evidence.candidates.items() if draft in times or not times}
+        self.undecidable = why_undecidable(self.weights, evidence, next(iter(self.candidates.values())))
+        self._evidence, self._question, self._gammas, self._documents = evidence, question, gammas, documents
+        self._known: dict[tuple[str | None, tuple[str, ...]], Judged] = {}
+
+    def judged(self, domain: str | None, drafts: Sequence[str]) -> Judged:
+        """Return what is chosen among some drafts for a domain (None: the whole traffic), and the decision on it. Without
+        step times that is the draft that emits most tokens per round at its largest gamma, and nothing is decided.
+        """
+        key = domain, tuple(drafts)
+        if key not in self._known:
+            timing, mix, candidates = (
+                self.timing_of(domain),
+                self._mix_of(domain),
+                {name: self.every[name] for name in drafts},
+            )
+            if timing.times:
+                self._known[key] = judge(candidates, timing, mix, self._question, self._gammas)
+            else:
+                largest = dict(self._question.options(candidates, self._gammas)).items()  # by draft: γ ascend
+                lengths = {option: _tokens_per_round(candidates, option, mix) for option in largest}
+                best = max(lengths, key=lambda option: each.value if (each := lengths[option]) else 0.0, default=None)
+                self._known[key] = best, no_decision(without_times([], timing.lacks(candidates)))
+        return self._known[key]
+
+    def timing_of(self, domain: str | None) -> Timing:
+        """Return the step times of a domain, at its own context, or of the whole traffic."""
+        if domain is None or self.costs is None:
+            return self.timing
+        return self.costs.of_domain(domain).timing(self._question.concurrency)
+
+    def _mix_of(self, domain: str | None) -> Mix:
+        return self.mix if domain is None else Mix.of({domain: 1.0})
+
+    def answer(self, domain: str | None, judged: Judged) -> Answer:
+        """Return what was decided for a domain, or the whole traffic, as an answer."""
+        (best, decision), mix, acceptance, free, units = judged, self._mix_of(domain), None, None, 0
+        if best is not None:
+            pools = [self.every[best[0]][name] for name in mix.domains]
+            units = distinct(np.concatenate([pool.cluster for pool in pools]))
+            free = tokens_interval(_tokens_per_round(self.every, best, mix), best[1], self._question.confidence)
+            if mix.weights is None or len(pools) == 1:
+                acceptance = _pooled_acceptance(pools, best[1], self._question.confidence)
+        return Answer(
+            domain=domain,
+            verdict=decision.verdict,
+            reason=decision.reason,
+            draft=best[0] if best else None,
+            rule=" and ".join(self._evidence.rules) or self._question.rule,
+            gamma=best[1] if best else None,
+            speedup=decision.bounds,
+            tokens_per_round=free,
+            acceptance=acceptance,
+            documents=sum(self._documents.values()) if domain is None else self._documents.get(domain, 0),
+            units=units,
+            held_out=decision.speedup.documents if decision.speedup else 0,
+            documents_needed=decision.documents_needed,
+            documents_likely=decision.documents_likely,
+        )
+
+    def traffic(self) -> tuple[Answer, Traffic]:
+        """Return one draft, one gamma and one verdict for the whole traffic, and what else is said of the traffic."""
+        question, timing, mix, candidates = self._question, self.timing, self.mix, self.candidates
+        best: Pair | None = None
+        if self.undecidable:
+            decision = no_decision(self.undecidable)
+        elif timing.times:
+            best, decision = self.judged(None, list(candidates))
+        else:
+            best, _ = judge(candidates, timing, mix, question, self._gammas)
+            decision = no_decision(without_times(self._evidence.rules, timing.lacks(candidates)))
+        reason = decision.reason
+        if question.draft == AUTO and timing.times:
+            reason += "".join(f"; {draft} was left out: {why}" for draft, why in timing.missing.items())
+        if question.stand_in:
+            reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
+        timed = best if best is not None and best[0] in timing.times else None
+        named, free = decision.tested.named if decision.tested else None, None
+        load: tuple[AtConcurrency, ...] = ()
+        if best is not None:
+            chosen = {best[0]: candidates[best[0]]}
+            free = _tokens_per_round(chosen, best, mix)
+            load = by_concurrency(chosen, self.costs, mix, question, self._gammas, (best, decision))
+        traffic = Traffic(
+            min_speedup=question.min_speedup,
+            weights=dict(self.weights),
+            weights_observed=question.weights is None,
+            chosen=question.chooses(question.options(candidates, self._gammas, timing)),
+            disagreement=decision.disagreement,
+            alike=_alike(candidates, timed, timing, mix, question, self._gammas) if timed else (),
+            break_even_length=free.value / named.value if free and named else None,
+            length_correlation=_length_correlation(candidates, timed, timing.times, mix) if timed else None,
+            served_dtype=question.served_dtype if question.stand_in else None,
+            load=load,
+            pays_up_to=pays_up_to(load, question.min_speedup),
+            only=on_for(candidates, timed, timing, mix, question, decision.tested) if timed else None,
+            slow=tuple(self._slow()) if timed else (),
+        )
+        return self.answer(None, (best, replace(decision, reason=reason))), traffic
+
+    def _slow(self) -> Iterator[str]:
+        """Yield the drafts that are NO-GO in every domain."""
+        for draft, pools in self.every.items():
+            domains = [domain for domain in self.weights if domain in pools and domain not in self._evidence.undefined]
+            if domains and all(self.judged(domain, [draft])[1].verdict == "NO-GO" for domain in domains):
+                yield draft
+
+    def domains(self) -> tuple[DomainAnswer, ...]:
+        """Return what to use for each domain by itself, the largest share first."""
+        lacking = self.timing.lacks(self.candidates) if self.timing.times else None  # of a draft that was asked for
+        lacking = without_times([], lacking) if lacking else "no rounds"
+        answers, claims = list[DomainAnswer](), list[_Claim]()
+        for domain, share in sorted(self.weights.items(), key=lambda item: -item[1]):
+            here = [draft for draft, pools in self.every.items() if domain in pools]
+            judged: Judged = None, no_decision(self._evidence.undefined.get(domain, lacking))
+            others, claim = list[str](), _Claim("UNDECIDED", lambda _: False)
+            if domain not in self._evidence.undefined and (mine := [draft for draft in here if draft in self.candidates]):
+                judged = self.judged(domain, mine)
+                claim = _Claim(judged[1].verdict, partial(_still, judged[1], self._question))
+                others = [draft for draft in here if draft != judged[0][0]] if judged[0] else []
+            next_best, ahead = None, None
+            if others:
+                behind = self.judged(domain, others)
+                next_best, ahead = self.answer(domain, behind), self._lead(domain, here, behind, judged)
+            answers.append(DomainAnswer(share, self.answer(domain, judged), "UNDECIDED", next_best, ahead))
+            claims.append(claim)
+        error = 1 - self._question.confidence
+        for verdict in ("GO", "NO-GO"):  # of each kind any is wrong with at most `error`
+            mine_hold = [claim.holds if claim.verdict == verdict else lambda _: False for claim in claims]
+            held = zip(answers, holm(mine_hold, error), strict=True)
+            answers = [replace(answer, adjusted=verdict) if holds else answer for answer, holds in held]
+        return tuple(answers)
+
+    def _lead(self, domain: str, drafts: Sequence[str], *sides: Judged) -> Interval | None:
+        """Return how many times as fast the second of two choices is as the first in a domain: each half of the documents as
+        the other half chose both.
+        """
+        alone, ways = Mix.of({domain: 1.0}), []
+        halves = Halves.of({draft: self.every[draft] for draft in drafts}, self.timing_of(domain), alone)
+        for pair, decision in sides:
+            if decision.tested is None or pair is None:
+                return None
+            first, second = decision.tested.choice.halves if decision.tested.choice else (pair, pair)
+            ways.append(halves.decoded((second, first)))
+        return deciding_interval(alone.gain(*ways), self._question.confidence)
+
+    def drafts(self) -> tuple[DraftAnswer, ...]:
+        """Return every draft by itself on the whole traffic, the fastest first."""
+        if self.undecidable or not self.candidates.keys() & self.every.keys():
+            return ()
+        best = self.judged(None, list(self.candidates))
+        others = [draft for draft in self.every if best[0] is None or draft != best[0][0]]
+        each = ([] if best[0] is None else [best]) + [self.judged(None, [draft]) for draft in others]
+        answers = [self.answer(None, judged) for judged in each]
+        found = [DraftAnswer(answer, self._at_gammas(answer) if answer.draft else ()) for answer in answers]
+
+        def speed(item: DraftAnswer) -> tuple[float, float]:
+            speedup, tokens = item.answer.speedup, item.answer.tokens_per_round
+            return speedup.value if speedup else 0.0, tokens.value if tokens else 0.0
+
+        return tuple(sorted(found, key=speed, reverse=True))
+
+    def _at_gammas(self, answer: Answer) -> tuple[AtGamma, ...]:
+        """Return what a draft does on the whole traffic at every γ that it has rounds of."""
+        draft, found = str(answer.draft), []
+        pools, timing, mix = self.every[draft], self.timing, self.mix
+        known = [name.removeprefix("rounds_") for name in pools[mix.domains[0]].columns if name.startswith("rounds_")]
+        for gamma in sorted(map(int, known)):
+            if not all(pools[domain].has(gamma) for domain in mix.domains):
+                continue
+            free = _tokens_per_round({draft: pools}, (draft, gamma), mix)
+            speedup = answer.speedup
+            if gamma != answer.gamma or speedup is None:
+                faster = pooled_speedup({draft: pools}, (draft, gamma), timing.times, mix) if draft in timing.times else None
+                speedup = deciding_interval(faster, self._question.confidence)
+            found.append(AtGamma(gamma, free.value if free else 0.0, speedup))
+        return tuple(found)
+
+
+class _Claim(NamedTuple):
+    """The verdict on a domain, and whether it holds if its bound may miss with another probability."""
+
+    verdict: VerdictName
+    holds: Callable[[float], bool]
+
+
+def _still(decision: Decision, question: Question, tail: float) -> bool:
+    """Return whether a decision is the same if each bound misses with a probability of `tail`."""
+    low, high = decision.tested.deciding(tail) if decision.tested else (0.0, math.inf)
+    return low >= question.min_speedup if decision.verdict == "GO" else high < question.min_speedup
+
+
+def _tokens_per_round(candidates: Pools, pair: Pair, mix: Mix) -> Speedup | None:
+    return pooled_speedup(candidates, pair, {pair[0]: free_draft(pair[1])}, mix)
 
 
 def _alike(
@@ -242,171 +405,6 @@ class Tried:
         """Return how each domain is decoded, by the step times; empty without any."""
         times = self.timing.times
         return decoded(self.candidates, (draft, gamma), times, self.mix) if draft in times else []
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What stands beside the verdict on the whole traffic: what to use for each domain by itself, the largest share first;
-    and every draft by itself on the whole traffic, the fastest first.
-    """
-
-    domains: tuple[DomainAnswer, ...]
-    drafts: tuple[DraftAnswer, ...]
-
-
-def judge_parts(
-    evidence: Evidence,
-    costs: CostModel | None,
-    question: Question,
-    gammas: Sequence[int],
-    documents: Mapping[str, int],
-    whole: Judged,
-) -> Parts:
-    """Return the answers for parts of the traffic, each as of a traffic of its own, by step times at its own mean context.
-    `documents`: how many there are of a domain; `whole`: what was decided on the whole traffic.
-
-    Drafts that have no step times are left out if others have some.
-    """
-    costs, timing, candidates, mix, weights = basis(evidence, costs, question)
-    every = {draft: pools for draft, pools in evidence.candidates.items() if draft in timing.times or not timing.times}
-    lacking = timing.lacks(candidates) if timing.times else None  # of a draft that was asked for
-    lacking = without_times([], lacking) if lacking else "no rounds"
-    answer_of = partial(_best_answer, question=question, gammas=gammas)
-    domains: list[DomainAnswer] = []
-    claims: list[_Claim] = []
-    for domain, share in sorted(weights.items(), key=lambda item: -item[1]):
-        here, alone = {draft: pools for draft, pools in every.items() if domain in pools}, Mix.of({domain: 1.0})
-        best, others = _no_answer(evidence.undefined.get(domain, lacking)), dict[str, Mapping[str, DocumentTotals]]()
-        decision, own = no_decision(best.reason), costs.of_domain(domain).timing(question.concurrency) if costs else timing
-        claims.append(_Claim("UNDECIDED", lambda _: False))
-        if domain not in evidence.undefined and here.keys() & candidates.keys():
-            mine = {draft: pools for draft, pools in here.items() if draft in candidates}
-            best, decision = answer_of(mine, own, alone)
-            claims[-1] = _Claim(decision.verdict, partial(_still, decision, question))
-            others = {draft: pools for draft, pools in here.items() if draft != best.draft} if best.draft else {}
-        next_best, ahead = None, None
-        if others:
-            next_best, behind = answer_of(others, own, alone)
-            ahead = _lead(here, own, domain, question.confidence, ((next_best, behind), (best, decision)))
-        domains.append(DomainAnswer(domain, share, documents.get(domain, 0), best, "UNDECIDED", next_best, ahead))
-    domains = _adjusted(domains, claims, 1 - question.confidence)
-    undecidable = why_undecidable(weights, evidence, next(iter(candidates.values())))
-    if undecidable or not candidates.keys() & every.keys():
-        return Parts(tuple(domains), ())
-    best, _ = answer_of(candidates, timing, mix, judged=whole)
-    drafts = [answer_of({draft: pools}, timing, mix)[0] for draft, pools in every.items() if draft != best.draft]
-    drafts = [
-        replace(each, by_gamma=_at_gammas(each, every[each.draft], timing, mix, question.confidence)) if each.draft else each
-        for each in ([best, *drafts] if best.draft else drafts)
-    ]
-    return Parts(tuple(domains), tuple(sorted(drafts, key=_speed_of, reverse=True)))
-
-
-class _Claim(NamedTuple):
-    """The verdict on a domain, and whether it holds if its bound may miss with another probability."""
-
-    verdict: VerdictName
-    holds: Callable[[float], bool]
-
-
-def _still(decision: Decision, question: Question, tail: float) -> bool:
-    """Return whether a decision is the same if each bound misses with a probability of `tail`."""
-    low, high = decision.tested.deciding(tail) if decision.tested else (0.0, math.inf)
-    return low >= question.min_speedup if decision.verdict == "GO" else high < question.min_speedup
-
-
-def _adjusted(domains: Sequence[DomainAnswer], claims: Sequence[_Claim], error: float) -> list[DomainAnswer]:
-    """Return the answers with the verdicts that hold for all domains together: of each kind any is wrong with at most
-    `error`.
-    """
-    found = list(domains)
-    for verdict in ("GO", "NO-GO"):
-        mine = [claim.holds if claim.verdict == verdict else lambda _: False for claim in claims]
-        held = zip(found, holm(mine, error), strict=True)
-        found = [replace(answer, adjusted=verdict) if holds else answer for answer, holds in held]
-    return found
-
-
-def _lead(
-    candidates: Pools, timing: Timing, domain: str, confidence: float, sides: Sequence[tuple[DraftAnswer, Decision]]
-) -> Interval | None:
-    """Return how many times as fast the second of two answers is as the first in a domain: each half of the documents as the
-    other half chose both.
-    """
-    alone, ways = Mix.of({domain: 1.0}), []
-    halves = Halves.of(candidates, timing, alone)
-    for answer, decision in sides:
-        if decision.tested is None or answer.draft is None or answer.gamma is None:
-            return None
-        pair = answer.draft, answer.gamma
-        first, second = decision.tested.choice.halves if decision.tested.choice else (pair, pair)
-        ways.append(halves.decoded((second, first)))
-    return deciding_interval(alone.gain(*ways), confidence)
-
-
-def _no_answer(reason: str) -> DraftAnswer:
-    return DraftAnswer(None, None, None, None, None, "UNDECIDED", reason, 0, None, None, ())
-
-
-def _speed_of(answer: DraftAnswer) -> tuple[float, float]:
-    speedup, tokens = answer.speedup, answer.tokens_per_round
-    return speedup.value if speedup else 0.0, tokens.value if tokens else 0.0
-
-
-def _best_answer(
-    candidates: Pools, timing: Timing, mix: Mix, question: Question, gammas: Sequence[int], judged: Judged | None = None
-) -> tuple[DraftAnswer, Decision]:
-    """Return the best of some drafts, and the decision on it, which may be known (`judged`). Without step times that is the
-    one that emits most tokens per round at the largest gamma, and nothing is decided.
-    """
-    if timing.times:
-        best, decision = judged or judge(candidates, timing, mix, question, gammas)
-    else:
-        largest = dict(question.options(candidates, gammas)).items()  # by draft: γ ascend
-        lengths = {option: _tokens_per_round(candidates, option, mix) for option in largest}
-        best = max(lengths, key=lambda option: each.value if (each := lengths[option]) else 0.0, default=None)
-        decision = no_decision(without_times([], timing.lacks(candidates)))
-    if best is None:
-        return _no_answer(decision.reason), decision
-    pools = [candidates[best[0]][domain] for domain in mix.domains]
-    answer = DraftAnswer(
-        draft=best[0],
-        gamma=best[1],
-        acceptance=_pooled_acceptance(pools, best[1], question.confidence)
-        if mix.weights is None or len(pools) == 1
-        else None,
-        tokens_per_round=tokens_interval(_tokens_per_round(candidates, best, mix), best[1], question.confidence),
-        speedup=decision.bounds,
-        verdict=decision.verdict,
-        reason=decision.reason,
-        documents=distinct(np.concatenate([pool.cluster for pool in pools])),
-        documents_needed=decision.documents_needed,
-        documents_likely=decision.documents_likely,
-        by_gamma=(),
-    )
-    return answer, decision
-
-
-def _at_gammas(
-    answer: DraftAnswer, pools: Mapping[str, DocumentTotals], timing: Timing, mix: Mix, confidence: float
-) -> tuple[AtGamma, ...]:
-    """Return what a draft does on the whole traffic at every γ that it has rounds of."""
-    draft, found = str(answer.draft), []
-    known = [name.removeprefix("rounds_") for name in pools[mix.domains[0]].columns if name.startswith("rounds_")]
-    for gamma in sorted(map(int, known)):
-        if not all(pools[domain].has(gamma) for domain in mix.domains):
-            continue
-        free = _tokens_per_round({draft: pools}, (draft, gamma), mix)
-        speedup = answer.speedup
-        if gamma != answer.gamma or speedup is None:
-            faster = pooled_speedup({draft: pools}, (draft, gamma), timing.times, mix) if draft in timing.times else None
-            speedup = deciding_interval(faster, confidence)
-        found.append(AtGamma(gamma, free.value if free else 0.0, speedup))
-    return tuple(found)
-
-
-def _tokens_per_round(candidates: Pools, pair: Pair, mix: Mix) -> Speedup | None:
-    return pooled_speedup(candidates, pair, {pair[0]: free_draft(pair[1])}, mix)
 
 
 def _pooled_acceptance(pools: Sequence[DocumentTotals], gamma: int, confidence: float) -> Interval | None:

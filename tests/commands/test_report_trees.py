@@ -16,7 +16,7 @@ import pytest
 from alphaprof.commands.trees import NODES, TextTrees, TreesReport, TreeTokens, build_trees, read_trees
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.answer import answer_text
-from alphaprof.report import format as fmt
+from alphaprof.render import format as fmt
 from alphaprof.report.build import build_report
 from alphaprof.report.verdict import held_out
 from alphaprof.run.reader import Run, RunDraft

@@ -35,7 +35,7 @@ from alphaprof.errors import (
     StepsNotTimed,
 )
 from alphaprof.render.answer import answer_text
-from alphaprof.report import format as fmt
+from alphaprof.render import format as fmt
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import depth_names
 from alphaprof.stats.estimate import quantile

@@ -15,7 +15,7 @@ from alphaprof.costs.rounds import costs_by_round, halves_disagree, slow_tail
 from alphaprof.costs.speedup import Mix, StepTimes, Timing, round_costs, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import median_error, step_times
-from alphaprof.report.warnings import timing_notes
+from alphaprof.report.notes import timing_notes
 from alphaprof.stats.estimate import quantile
 from alphaprof.totals.replay import RoundCounts
 

@@ -16,12 +16,12 @@ from rich.cells import cell_len
 import alphaprof
 from alphaprof.config.load import changed_question
 from alphaprof.render.answer import answer_text
-from alphaprof.render.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
-from alphaprof.render.report import ReportAnswer
-from alphaprof.render.sections import verdict
-from alphaprof.report import format as fmt
+from alphaprof.report.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.draw import verdict
+from alphaprof.render import format as fmt
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.model import Note, OnFor
+from alphaprof.report.answer import Note, OnFor
 from alphaprof.run.notes import NOTES
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval

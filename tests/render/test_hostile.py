@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.cli.common import one_line
 from alphaprof.errors import AlphaprofError
-from alphaprof.report import format as fmt
+from alphaprof.render import format as fmt
 from alphaprof.run.reader import Run
 from tests.loops import each
 from tests.reporting import HOSTILE

@@ -22,11 +22,11 @@ import pytest
 
 from alphaprof.errors import ExtraMissing
 from alphaprof.render.blocks import Figure
-from alphaprof.render.first_screen import first_screen
+from alphaprof.report.first_screen import first_screen
 from alphaprof.render.html.figures import label
 from alphaprof.render.html.page import first_screen_fragment, render_html
-from alphaprof.render.sections import SECTIONS
-from alphaprof.report import format as fmt
+from alphaprof.report.draw import SECTIONS
+from alphaprof.render import format as fmt
 from alphaprof.report.build import Report, build_report
 from tests.loops import each
 from tests.reporting import HOSTILE, reported

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.render import report as report_texts
 from alphaprof.render.blocks import Table
-from alphaprof.render.first_screen import first_screen
+from alphaprof.report.first_screen import first_screen
 from alphaprof.render.markdown import SIGNS, escaped
-from alphaprof.render.sections import SECTIONS
+from alphaprof.report.draw import SECTIONS
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
 from tests.reporting import HOSTILE, as_markdown, reported

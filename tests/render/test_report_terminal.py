@@ -12,9 +12,9 @@ import pytest
 from rich.cells import cell_len
 
 from alphaprof.render.json import render_json
-from alphaprof.report import format as fmt
+from alphaprof.render import format as fmt
 from alphaprof.report.build import Report
-from alphaprof.report.model import Result
+from alphaprof.report.answer import Result
 from tests.reference import LOGGED_RULES
 from tests.reporting import HOSTILE, as_first_screen, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe

@@ -18,8 +18,8 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
 from alphaprof.commands.trees import build_trees
 from alphaprof.render.answer import Answer, answer_text
-from alphaprof.render.report import ReportAnswer
-from alphaprof.render.sections import NAMES, SECTIONS
+from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.draw import NAMES, SECTIONS
 from alphaprof.render.tables import NAME_WIDTH, named_table, show
 from alphaprof.report.build import Report
 from alphaprof.run.manifest import Trial

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.config.load import changed_question
-from alphaprof.render.report import ReportAnswer
-from alphaprof.render.sections import NAMES
+from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.draw import NAMES
 from alphaprof.report.build import Report, build_report
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 from tests.reporting import as_first_screen, as_json, as_markdown, as_terminal, codes

@@ -14,7 +14,7 @@ import pytest
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, Timing, without_draft
 from alphaprof.report import traffic
 from alphaprof.report.inputs import ReportInputs, draft_pools
-from alphaprof.report.model import OnFor
+from alphaprof.report.answer import OnFor
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import on_for
 from alphaprof.report.verdict import CrossFit, Halves, Question, held_out

@@ -15,7 +15,7 @@ from scipy import stats
 
 from alphaprof.config.load import changed_question, stored_profile, validate
 from alphaprof.errors import ProfileInvalid
-from alphaprof.report import format as fmt
+from alphaprof.render import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.run.manifest import StoredProfile
 from alphaprof.run.reader import Run

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.model import Result
+from alphaprof.report.answer import Result
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units

@@ -25,7 +25,7 @@ from alphaprof.costs.speedup import NOTHING, round_costs
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.model import GammaResult
+from alphaprof.report.answer import GammaResult
 from alphaprof.run.manifest import CostsAsked, Environment
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema

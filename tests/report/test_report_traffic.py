@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from alphaprof.report.build import build_report
-from alphaprof.report.format import percent
+from alphaprof.render.format import percent
 from alphaprof.stats.estimate import ratio
 from tests.reporting import log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run

@@ -13,10 +13,10 @@ from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptanc
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, full_round_costs, speedup, without_draft
 from alphaprof.errors import OptionInvalid
-from alphaprof.report.format import count, interval, many, number, percent, short, text_kind, visible
+from alphaprof.render.format import count, interval, many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
-from alphaprof.report.sections.stopping import answered_p_min
+from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.serving import PASTED, VLLM, why_not_served
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.traffic import why_undecidable

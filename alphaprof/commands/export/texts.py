@@ -10,7 +10,7 @@ from pathlib import Path
 from alphaprof.commands.export.engines import Artefact
 from alphaprof.commands.export.formats import TEXTS, TRAINERS
 from alphaprof.errors import OptionInvalid
-from alphaprof.report.format import count, many
+from alphaprof.render.format import count, many
 from alphaprof.run.place import require_new
 from alphaprof.run.reader import Run
 from alphaprof.run.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from alphaprof.errors import DataEmpty, DataUnreadable
 from alphaprof.profiling.engine.server import SPECULATION, Page, ServerTraffic, rises_between, traffic_between
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table
-from alphaprof.report import format as fmt
 from alphaprof.version import __version__
 
 DRAFTS, DRAFTED, ACCEPTED, POSITION = (

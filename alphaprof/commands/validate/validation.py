@@ -15,8 +15,8 @@ from alphaprof.costs.cost_model import open_costs, timed_with
 from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
-from alphaprof.report import format as fmt
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.run.reader import Run

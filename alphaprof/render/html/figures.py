@@ -13,11 +13,11 @@ from typing import Any
 from plotly.graph_objects import Figure, Scatter
 from plotly.subplots import make_subplots
 
-from alphaprof.render.wording import FEW, alpha_name, by_kind, by_text, timed, uncertified
-from alphaprof.report import format as fmt
+from alphaprof.render import format as fmt
+from alphaprof.report.answer import GammaResult, Result
 from alphaprof.report.build import Report
-from alphaprof.report.model import GammaResult, Result
 from alphaprof.report.sections.difficulty import Decile
+from alphaprof.report.wording import FEW, alpha_name, by_kind, by_text, timed, uncertified
 from alphaprof.stats.estimate import Interval
 
 # Okabe and Ito's for all eyes, then more: a run has few drafts.

@@ -18,12 +18,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import ExtraMissing
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import OUTCOMES, Block, Figure, Table, outcome_of
-from alphaprof.render.first_screen import ALONE, LESS, first_screen
 from alphaprof.render.json import PREFIX, plain_values
-from alphaprof.render.sections import SECTIONS, glossary
-from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
+from alphaprof.report.draw import SECTIONS, glossary
+from alphaprof.report.first_screen import ALONE, LESS, first_screen
 from alphaprof.version import __version__, install_line
 
 if TYPE_CHECKING:

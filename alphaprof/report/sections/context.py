@@ -8,17 +8,20 @@ rounds per token over the logarithm of the context, each document against its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import FEWEST, Mix, StepTimes, free_draft
+from alphaprof.render import format as fmt
+from alphaprof.render.blocks import Block, Table
+from alphaprof.report.build import RunReport
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.report.wording import figure, timed
 from alphaprof.rules import parse_rule
-from alphaprof.run.notes import note
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
 from alphaprof.totals.log_sample import LogPart
@@ -26,6 +29,8 @@ from alphaprof.totals.replay import RoundCounts, Rounds, Trace, listed_rounds
 
 ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
 ALL = Mix(("",), None)
+TITLE = "acceptance and speedup by length of context"
+EMPTY = "it needs the position log, greedy or one_hot rounds, and two context ranges of {ENOUGH} documents"
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class ContextRange:
     low: int  # tokens before a position, the prompt's included
     high: int | None  # None: there are no longer ones
     context: float  # mean, in tokens
-    documents: int  # independent ones
+    units: int  # independent documents
     tokens: int  # that rounds emitted there
     alpha: Interval | None  # acceptance over positions with a proposal
     tokens_per_round: Interval | None  # at the gamma of the axis
@@ -72,10 +77,9 @@ class ContextAxis:
         return self.drift is not None and self.drift.low > 0
 
 
-def context_axes(inputs: ReportInputs, part: LogPart, gamma: int | None) -> tuple[ContextAxis, ...]:
-    """Return the axis of every draft with rounds in two ranges of contexts at least. `gamma`: of the verdict; None: not
-    known.
-    """
+def compute(report: RunReport) -> tuple[ContextAxis, ...]:
+    """Return the axis of every draft with rounds in two ranges of contexts at least."""
+    inputs, part, gamma = report.inputs, report.part, report.answer.gamma
     run, axes = part.run, list[ContextAxis]()
     for draft, facts in run.manifest.drafts.items() if run.has_log and run.shards else ():
         rules = [rule for rule in map(parse_rule, inputs.decisive) if rule.rule.timed and not rule.rule.lossy]
@@ -86,13 +90,6 @@ def context_axes(inputs: ReportInputs, part: LogPart, gamma: int | None) -> tupl
         axis = _axis(draft, tokens, inputs, gamma if gamma in tokens.rounds else max(tokens.rounds))
         axes += [axis] if axis is not None else []
     return tuple(axes)
-
-
-def context_notes(axes: Sequence[ContextAxis], draft: str | None) -> Iterator[dict[str, str]]:
-    """Yield a note if acceptance of the verdict's `draft` decays: what was measured says nothing of longer texts."""
-    for axis in axes:
-        if axis.draft == draft and axis.drift is not None and axis.decays:
-            yield note("decay", draft=draft, share=axis.drift.value, low=axis.drift.low, high=axis.drift.high)
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ def _axis(draft: str, tokens: ContextTokens, inputs: ReportInputs, gamma: int) -
                 low=low,
                 high=high,
                 context=mean,
-                documents=distinct(unit),
+                units=distinct(unit),
                 tokens=len(chosen),
                 alpha=pooled_share(unit, tokens.kept[chosen] * proposed, proposed, confidence),
                 tokens_per_round=tokens_interval(free, gamma, confidence),
@@ -265,3 +262,54 @@ def _pays_below(ranges: Sequence[ContextRange]) -> Interval | None:
         return None
     low, high = last([item.low for item in known]), last([item.high for item in known])
     return Interval(float(value), float(low or 0), math.inf if high is None else float(high))
+
+
+def draw(report: RunReport) -> Iterator[Block]:
+    """Yield acceptance and speedup by length of context, and whether they fall as a text grows."""
+    yield figure(
+        report,
+        "context",
+        "By length of context",
+        "From left to right the text before a token gets longer. A curve may fall because longer documents differ: the "
+        "lines below the tables say what happens within documents.",
+        "Shaded: intervals over documents. Dashed: 1x.",
+        "speedup" if timed(report) else "tokens",
+    )
+    columns: dict[str, Callable[[ContextRange], str]] = {
+        "docs": lambda item: str(item.units),
+        "alpha": lambda item: fmt.share_with_interval(item.alpha),
+        "tokens/round": lambda item: fmt.interval(item.tokens_per_round),
+        "speedup": lambda item: fmt.interval(item.speedup, "x"),
+        "gamma by load": lambda item: ", ".join(f"{best.concurrency}: {best.gamma}" for best in item.best),
+    }
+    for axis in report.section("context"):
+        rows = [(_tokens_of(item), {name: cell(item) for name, cell in columns.items()}) for item in axis.ranges]
+        shown = [name for name in columns if any(cells[name] not in ("", fmt.NOTHING) for _, cells in rows)]
+        what = "speedup: the row's best, chosen on the same documents"
+        title = f"draft {axis.draft}, gamma {axis.gamma} ({what}), by tokens of context"
+        timed_at = report.times.contexts if report.times is not None else ()
+        below = [f"  {line}" for line in _context_lines(axis, max(timed_at, default=None))]
+        yield Table(title, shown, rows, named="context", below=below, draft=axis.draft)
+
+
+def _tokens_of(item: ContextRange) -> str:
+    return f"from {fmt.count(item.low)}" if item.low else f"below {fmt.count(item.high or 0)}"
+
+
+def _context_lines(axis: ContextAxis, longest: int | None) -> Iterator[str]:
+    """Yield what a longer context does within documents, and from where on no γ pays. `longest`: context that was timed."""
+    if any(best.gamma == 0 for item in axis.ranges for best in item.best):
+        yield "gamma by load: the best gamma at each number of sequences; 0: none beats plain decoding"
+    if axis.drift is not None:
+        low, high = (fmt.signed_percent(value) for value in (axis.drift.low, axis.drift.high))
+        said = "acceptance decays" if axis.decays else "acceptance grows" if axis.drift.high < 0 else "no decay is shown"
+        change = f"{fmt.signed_percent(axis.drift.value)} [{low}, {high}] rounds per token with each doubling of the context"
+        yield f"within documents {said}: {change}"
+    if (where := axis.pays_below) is not None:
+        begins, low = fmt.count(int(where.value)), fmt.count(int(where.low))
+        high = "longer than all of these" if math.isinf(where.high) else fmt.count(int(where.high))
+        yield f"no gamma pays past {begins} tokens [{low}, {high}]" if where.value else "no gamma pays at any length"
+    elif any(item.speedup for item in axis.ranges):
+        yield "some gamma pays at every length seen"
+    if longest is not None and axis.ranges[-1].context > 2 * longest:
+        yield f"step times at up to {fmt.count(longest)} tokens of context stand in for longer contexts"

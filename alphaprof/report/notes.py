@@ -7,16 +7,17 @@ from collections.abc import Iterator, Sequence
 from alphaprof.costs.cost_model import NONE, ROOFLINE, TIMED, Cost
 from alphaprof.costs.rounds import halves_disagree, slow_tail
 from alphaprof.costs.speedup import Timing
-from alphaprof.report.format import count, percent, short, text_kind
-from alphaprof.report.model import Note, Result, RunFacts, Traffic
-from alphaprof.report.result import SELF_CHECK_FLOOR
-from alphaprof.report.sections.certificates import Certificate, Certificates
+from alphaprof.render.format import count, percent, short, text_kind
+from alphaprof.report.answer import Answer, Note, RunFacts, Traffic
+from alphaprof.report.inputs import DraftPool
+from alphaprof.report.result import SELF_CHECK_FLOOR, self_check
 from alphaprof.report.verdict import SLOW_BASELINE
-from alphaprof.rules import parse_rule
+from alphaprof.rules import GREEDY, SAMPLED
 from alphaprof.run.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.run.notes import concerns_of, note
 from alphaprof.run.reader import Run
-from alphaprof.stats.estimate import Interval, unseen
+from alphaprof.stats.estimate import unseen
+from alphaprof.totals.count import by_chance
 
 TIES_WORTH_SAYING = 0.01
 MISMATCHES_WORTH_SAYING = 0.01
@@ -28,29 +29,28 @@ CONTEXT_FACTOR = 2.0  # step times at a context that differs by more say so
 Found = Iterator[dict[str, str]]
 
 
-def report_warnings(
+def report_notes(
     run: Run,
     facts: RunFacts,
-    results: Sequence[Result],
+    pools: Sequence[DraftPool],
+    answer: Answer,
     traffic: Traffic,
-    certificates: Certificates | None,
     cost: Cost | None,
     source: str,
     more: Sequence[dict[str, str]] = (),
-    drift: Interval | None = None,
 ) -> tuple[Note, ...]:
-    """Return the notes of a report. `source`: where step times were to come from; `more`: notes that sections found;
-    `drift`: see `ContextAxis`, of the draft of the verdict.
+    """Return the notes of a report. `pools`: of the rules that the verdict concerns; `source`: where step times were to come
+    from; `more`: notes on the timing.
     """
     own = source in TIMED  # else the run's own timing is nobody's business
     found = (
         *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
         *_file_notes(facts, run),
         *_document_notes(facts, run.manifest),
-        *_length_notes(facts, traffic, drift),
-        *_numeric_notes(results, facts.dtype),
-        *_contradiction_notes(results, certificates.certificates if certificates else ()),
-        *_head_notes(results, run.manifest),
+        *_length_notes(facts, answer, traffic),
+        *_numeric_notes(pools, facts.dtype),
+        *_sample_notes(pools),
+        *_head_notes(pools, run.manifest),
         *more,
         *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, source)),
     )
@@ -79,23 +79,20 @@ def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:
         yield note("halved_batches", count=halved)
 
 
-def _length_notes(facts: RunFacts, traffic: Traffic, drift: Interval | None) -> Found:
+def _length_notes(facts: RunFacts, answer: Answer, traffic: Traffic) -> Found:
     """Return what the lengths of the texts leave open: texts that were cut, and lengths of which the sample has too few."""
     if facts.cut is not None and facts.cut > CUT_WORTH_SAYING:
-        direction = "whether longer texts would be faster or slower is not known"
-        if drift is not None and not drift.low <= 0 <= drift.high:
-            ends = ("decays", "high") if drift.value > 0 else ("grows", "low")
-            direction = f"acceptance {ends[0]} within texts, so that the speedup is probably too {ends[1]} for longer ones"
+        direction = "whether longer texts would be faster or slower is not known (see report --show context)"
         remedy = "raise max_new_tokens if answers in your traffic are longer"
         if facts.cut > MOSTLY_CUT and traffic.weights_observed and len(traffic.weights) > 1:
             direction += "; shares of the domains are those of cut texts"
             remedy += ", and set decision.weights to your traffic's shares of output tokens"
         yield note("cut_by_length", share=percent(facts.cut), direction=direction, remedy=remedy)
     lengths, direction, correlation = "", "off either way", traffic.length_correlation
-    known = traffic.documents and facts.mean_length and facts.longest
-    share = unseen_share(traffic.documents, facts.mean_length or 0.0, facts.longest or 0) if known else 0.0
+    known = answer.held_out and facts.mean_length and facts.longest
+    share = unseen_share(answer.held_out, facts.mean_length or 0.0, facts.longest or 0) if known else 0.0
     if share > UNSEEN_SHARE:
-        lengths = f"a few documents of {count(facts.longest or 0)} tokens that {traffic.documents} miss could be "
+        lengths = f"a few documents of {count(facts.longest or 0)} tokens that {answer.held_out} miss could be "
         lengths += f"{percent(share)} of all tokens"
     if correlation is not None:
         slower, high = ("slower", "high") if correlation > 0 else ("faster", "low")
@@ -114,51 +111,52 @@ def unseen_share(documents: int, mean: float, longest: int) -> float:
     return rest / (rest + mean)
 
 
-def _numeric_notes(results: Sequence[Result], dtype: str) -> Found:
+def _numeric_notes(pools: Sequence[DraftPool], dtype: str) -> Found:
     """Return what numerical noise costs: it caps what any draft can reach."""
-    on_policy = [result for result in results if result.mismatches is not None]
-    # These facts are the target's: every draft's result of a text repeats them.
-    for result in {(result.domain, result.continuation): result for result in on_policy}.values():
-        if (result.clear_mismatches or 0) > MISMATCHES_WORTH_SAYING:
-            yield note("not_greedy", domain=short(result.domain), share=result.clear_mismatches)
-    positions = sum(result.positions for result in on_policy)
-    mismatches = sum((result.mismatches or 0) * result.positions for result in on_policy)
-    ties = sum((result.near_ties or 0) * result.positions for result in on_policy)
+    greedy = [item for item in pools if item.pool.observed and item.pool.policy == GREEDY]
+
+    def total(column: str, of: Sequence[DraftPool]) -> float:
+        return float(sum(item.pool[column].sum() for item in of))
+
+    # These facts are the target's: every draft repeats them.
+    for item in {(item.domain, item.pool.continuation): item for item in greedy}.values():
+        share = total("clear_mismatches", [item]) / max(total("positions", [item]), 1.0)
+        if share > MISMATCHES_WORTH_SAYING:
+            yield note("not_greedy", domain=short(item.domain), share=share)
+    positions, mismatches = total("positions", greedy), total("mismatches", greedy)
+    ties = total("near_ties", [item for item in greedy if item.pool.sampling is None])
     if ties > TIES_WORTH_SAYING * positions:
         yield note("near_ties", ties=ties / positions, dtype=dtype, changed=mismatches / positions)
 
 
-def _contradiction_notes(results: Sequence[Result], certificates: Sequence[Certificate]) -> Found:
-    """Yield notes about contradictions: rejections against a theorem, and sampled text that differs from expectation."""
-    if wrong := [item for item in certificates if item.contradicted]:
-        where = ", ".join(dict.fromkeys(f"{short(item.domain)} ({item.draft}, {item.rule})" for item in wrong))
-        yield note("contradicted", count=sum(item.contradicted for item in wrong), where=where)
+def _sample_notes(pools: Sequence[DraftPool]) -> Found:
+    """Yield notes on text that was not sampled as it is said to be."""
     off: dict[str, float] = {}
-    for result in results:
-        check = result.self_check
+    sampled = [item for item in pools if item.pool.observed and item.pool.policy == SAMPLED]
+    for item in sampled:
+        check = self_check(item.pool) if item.pool.defined else None
         if check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR):
-            text = text_kind(result.continuation, result.sampling)
-            off.setdefault(f"{short(result.domain)} ({text}; {result.draft}, {result.rule})", check.value)
+            text = text_kind(item.pool.continuation, item.pool.sampling)
+            off.setdefault(f"{short(item.domain)} ({text}; {item.draft}, {item.rule.id})", check.value)
     if off:
         yield note("off_policy_sample", where=", ".join(f"{name} {value:+.3f}" for name, value in off.items()))
-    texts = {
-        (result.domain, result.continuation, str(result.sampling)): result
-        for result in results
-        if result.impossible is not None
-    }
-    positions = sum(result.positions for result in texts.values())
-    impossible = sum((result.impossible or 0) * result.positions for result in texts.values())
+    texts = {(item.domain, item.pool.continuation, str(item.pool.sampling)): item.pool for item in sampled}
+    positions, impossible = (sum(pool[name].sum() for pool in texts.values()) for name in ("positions", "impossible"))
     if impossible > IMPOSSIBLE_WORTH_SAYING * positions:
         yield note("outside_support", share=impossible / positions)
 
 
-def _head_notes(results: Sequence[Result], manifest: Manifest) -> Found:
+def _head_notes(pools: Sequence[DraftPool], manifest: Manifest) -> Found:
     """Return what rounds of draft heads leave out that engines do with them."""
     heads = [name for name, facts in manifest.drafts.items() if facts.by_depth and manifest.imported is None]
     if heads:
         yield note("chain", heads=", ".join(heads))
-    drawn = [parse_rule(each.rule).rule for each in results if each.draft in heads and each.estimator == "expected"]
-    if drawn and not any(rule.blocks for rule in drawn):
+    drawn = [
+        item.rule
+        for item in pools
+        if item.draft in heads and item.pool.defined and by_chance(item.rule, manifest.drafts[item.draft])
+    ]
+    if drawn and not any(rule.rule.blocks for rule in drawn):
         yield note("token_by_token", heads=", ".join(heads))
 
 

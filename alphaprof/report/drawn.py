@@ -9,15 +9,15 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Heading, Row, Table
-from alphaprof.render.first_screen import ALONE, LESS, FirstScreen, first_screen, first_screen_csv
-from alphaprof.render.html.page import render_html
+from alphaprof.render.json import render_json
 from alphaprof.render.markdown import SIGNS, block_lines, escaped_sentence, table_lines
-from alphaprof.render.sections import ALL, chosen
 from alphaprof.render.tables import plain
 from alphaprof.render.terminal import COLOURS, draw
-from alphaprof.report import format as fmt
-from alphaprof.report.build import Report
+from alphaprof.report.build import RunReport
+from alphaprof.report.first_screen import ALONE, LESS, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.sections import ALL, NAMES
 
 COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds to it
 WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
@@ -25,68 +25,75 @@ LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
 
 
-class ReportAnswer(Report):
-    """A report with its texts, which the folder `report` cannot import."""
+class ReportAnswer:
+    """A report with what its reader asked to see. `show`: names of the sections that terminal, Markdown and JSON hold; none:
+    what they hold by themselves.
+    """
 
-    show: tuple[str, ...]
-
-    @classmethod
-    def of(cls, report: Report, show: Sequence[str] = ()) -> ReportAnswer:
-        """Return the same report. `show`: names of the sections that terminal and Markdown print; none: what they print by
-        themselves.
-        """
-        answer = cls(**vars(report))
-        object.__setattr__(answer, "show", tuple(show))
-        return answer
+    def __init__(self, report: RunReport, show: Sequence[str] = ()) -> None:
+        self.report, self.show = report, tuple(show)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the sections that were asked for."""
-        for section in chosen(self.show, self):
-            yield Heading(section.title, section.name)
-            yield from section.written(self)
+        """Yield the sections that were asked for; of `all` those that have something to show."""
+        for name in NAMES:
+            if name in self.show or ALL in self.show:
+                title, blocks, empty = self.report.drawn(name)
+                if name in self.show or not empty:
+                    yield Heading(title, name)
+                    yield from blocks
 
     def terminal(self, console: Console) -> None:
         """Print the first screen, or the sections that were asked for; both for `all`. Text from the data is printed as it
         is, without control characters or markup.
         """
         if not self.show or ALL in self.show:
-            for line in _on_one_screen(first_screen(self), console):
+            for line in _on_one_screen(first_screen(self.report), console):
                 console.print(line, soft_wrap=True, highlight=False)
         if ALL in self.show:
             console.print()
         if self.show:
-            state = "complete" if self.run.complete else "PARTIAL"
-            console.print(plain(f"alphaprof {self.alphaprof}   run {self.run.path} ({state})"))
+            state = "complete" if self.report.run.complete else "PARTIAL"
+            console.print(plain(f"alphaprof {self.report.alphaprof}   run {self.report.run.path} ({state})"))
         draw(self.blocks(), console)
+
+    def json(self) -> str:
+        """Return the answers, and the values of the sections that were asked for, by default of all."""
+        for name in NAMES if not self.show or ALL in self.show else self.show:
+            self.report.section(name)
+        return render_json(self.report) + "\n"
 
     def csv(self) -> str:
         """Return the one table: a row a domain, then the whole traffic."""
-        return first_screen_csv(self)
+        return first_screen_csv(self.report)
 
     def md(self) -> str:
         """Return the first screen, then all sections folded, or those that were asked for alone and unfolded."""
-        screen = first_screen(self)
+        screen = first_screen(self.report)
         lines = [f"## {SIGNS[screen.verdict]} {screen.verdict}: {escaped_sentence(screen.about[0])}", ""]
         for line in (*screen.about[1:], screen.times, screen.run):
             lines += [escaped_sentence(line), ""] if line else []
         lines += table_lines(screen.table)
-        lines += block_lines(self.blocks()) if self.show else _folded_sections(self, COMMENT - _bytes(lines))
+        lines += block_lines(self.blocks()) if self.show else _folded_sections(self.report, COMMENT - _bytes(lines))
         return "\n".join(lines).rstrip() + "\n"
 
     def html(self) -> str:
         """Return one self-contained page. Raises `ExtraMissing` if the packages that draw it are missing."""
-        return render_html(self)
+        from alphaprof.render.html.page import render_html
+
+        return render_html(self.report)
 
 
-def _folded_sections(report: Report, room: int) -> Iterator[str]:
+def _folded_sections(report: RunReport, room: int) -> Iterator[str]:
     """Yield all sections folded, the notes first; those that do not fit into `room` bytes are named."""
     left_out = []
-    for section in sorted(chosen([ALL], report), key=lambda section: section.name != "notes"):
-        summary = f"<summary>{fmt.sentence(section.title)}</summary>"
-        lines = ["<details>", summary, "", *block_lines(section.written(report)), "</details>", ""]
+    for name in sorted(NAMES, key=lambda name: name != "notes"):
+        title, blocks, empty = report.drawn(name)
+        if empty:
+            continue
+        lines = ["<details>", f"<summary>{fmt.sentence(title)}</summary>", "", *block_lines(blocks), "</details>", ""]
         size = _bytes(lines)
         if size > room:
-            left_out.append(section.name)
+            left_out.append(name)
         else:
             room -= size
             yield from lines

@@ -9,25 +9,30 @@ mend comes first, so that the last holds what nothing but a better draft mends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from alphaprof.report.format import count, many
-from alphaprof.report.model import Result
-from alphaprof.rules import GREEDY, SAMPLED, BoundRule
+from alphaprof.render import format as fmt
+from alphaprof.render.blocks import Block, table_of
+from alphaprof.report.build import RunReport
+from alphaprof.report.wording import judged
+from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
 from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, pooled_share
 from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.count import SHAPED, Shape, TotalsRequest, columns_of
 from alphaprof.totals.documents import TextGroup
-from alphaprof.totals.log_sample import LogPart, columns_at
+from alphaprof.totals.log_sample import columns_at
 from alphaprof.totals.lookup import first_proposals, joined_texts
 
 Array = np.ndarray[Any, Any]
+TITLE = "why drafted tokens are rejected, and what would help"
+EMPTY = "it needs the position log (positions/), and text under a rule of the verdict"
 WIDTH = 4  # of the tree that a cause speaks of
 UNSURE = 0.1  # nats: if a smaller KL(p||q) allows a rejection, even good drafts are not safe
 NO_PROPOSAL, BEYOND, TIE, VOCABULARY, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (
@@ -88,54 +93,53 @@ class Attribution:
     causes: tuple[Cause, ...]  # those that something is lost to, in the order in which they are looked for
 
 
-@dataclass(frozen=True)
-class ResultOnText:
-    """A result, and the documents that its losses come from."""
-
-    result: Result
-    rule: BoundRule
-    text: TextGroup
-
-
-def attribution(part: LogPart, judged: Sequence[ResultOnText], confidence: float) -> tuple[Attribution, ...]:
-    """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text if it is theirs.
-    Returns nothing without a position log. `judged`: results in the order of their drafts and rules.
+def compute(report: RunReport) -> tuple[Attribution, ...]:
+    """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text if it is theirs; not
+    for hybrids, which lose what their parts lose. Returns nothing without a position log.
     """
+    part, question = report.part, report.inputs.question
     if not part.run.has_log or not part.run.shards:
         return ()
-    groups: dict[tuple[str, str], list[ResultOnText]] = {}
-    for item in judged:
-        if item.result.draft not in part.run.manifest.drafts:
-            continue  # a hybrid loses what its parts lose
-        if item.result.verdict is not None or (item.result.on_policy and item.rule.rule.chained):
-            groups.setdefault((item.result.draft, item.rule.id), []).append(item)
-    rules = [(draft, items[0].rule) for (draft, _), items in groups.items()]
-    drafts = part.run.manifest.drafts
+
+    def wanted(rule: BoundRule, text: TextGroup) -> bool:
+        own = text.policy in rule.rule.policies and rule.rule.chained
+        return own or question.rule_for(text.policy) == rule.id
+
+    drafts, rules = part.run.manifest.drafts, rules_of([*report.inputs.deciding, *report.others])
+    jobs = [
+        (draft, rule, texts)
+        for draft in drafts
+        for rule in rules
+        if (texts := [text for text in part.documents.groups if wanted(rule, text)])
+    ]
+    each = _all_losses(part.run, [(draft, rule) for draft, rule, _ in jobs])
     return tuple(
-        _attribution(item, lost, drafts[item.result.draft], confidence)
-        for items, lost in zip(groups.values(), _all_losses(part.run, rules), strict=True)
-        for item in items
+        _attribution(text, draft, rule, lost, drafts[draft], report.confidence)
+        for (draft, rule, texts), lost in zip(jobs, each, strict=True)
+        for text in texts
     )
 
 
-def _attribution(item: ResultOnText, losses: Losses, draft: DraftFacts, confidence: float) -> Attribution:
-    result, cluster, rows = item.result, item.text.cluster, item.text.rows
-    positions, causes = losses.positions[rows], []
-    for name, lost in zip(CAUSES, _scaled_losses(losses.split[rows], losses.lost[rows], item.rule).T, strict=True):
+def _attribution(
+    text: TextGroup, draft: str, rule: BoundRule, losses: Losses, facts: DraftFacts, confidence: float
+) -> Attribution:
+    cluster, rows, causes = text.cluster, text.rows, list[Cause]()
+    positions, own = losses.positions[rows], text.policy in rule.rule.policies
+    for name, lost in zip(CAUSES, _scaled_losses(losses.split[rows], losses.lost[rows], rule).T, strict=True):
         share = pooled_share(cluster, lost, positions, confidence)
         if share is not None and share.value > 0:
-            causes.append(Cause(name, share, _remedy_of(name, draft, item)))
+            causes.append(Cause(name, share, _remedy_of(name, facts, own and text.policy == SAMPLED)))
     return Attribution(
-        domain=result.domain,
-        draft=result.draft,
-        rule=result.rule,
-        continuation=result.continuation,
-        sampling=result.sampling,
-        on_policy=result.on_policy,
+        domain=text.domain,
+        draft=draft,
+        rule=rule.id,
+        continuation=text.continuation,
+        sampling=text.sampling,
+        on_policy=own,
         documents=len(rows),
         positions=int(positions.sum()),
         lost=pooled_share(cluster, losses.lost[rows], positions, confidence) or Interval(1.0, 0.0, 1.0),
-        ceiling=float(losses.top[rows].sum() / positions.sum()) if item.rule.rule.at_most_top else None,
+        ceiling=float(losses.top[rows].sum() / positions.sum()) if rule.rule.at_most_top else None,
         causes=tuple(causes),
     )
 
@@ -156,11 +160,11 @@ def _scaled_losses(split: Array, lost: Array, rule: BoundRule) -> Array:
     return result
 
 
-def _remedy_of(name: str, draft: DraftFacts, item: ResultOnText) -> str:
-    if name == UNCERTAIN and item.result.on_policy and item.text.policy == SAMPLED:
+def _remedy_of(name: str, draft: DraftFacts, drawn: bool) -> str:
+    if name == UNCERTAIN and drawn:
         return BY_CHANCE
     if draft.trained is not None and name in (DRAFT, VOCABULARY):
-        size = f"{many(draft.trained.units, 'unit')} ({count(draft.trained.tokens)} tokens)"
+        size = f"{fmt.many(draft.trained.units, 'unit')} ({fmt.count(draft.trained.tokens)} tokens)"
         return f"train this head on more text than the {size} so far; to measure what more text brings: docs/training.md"
     return REMEDIES[name] if draft.has_steps else WITHOUT_MODEL.get(name, REMEDIES[name])
 
@@ -275,3 +279,22 @@ def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Ar
     drawn = own & shape.each(shape.policy == SAMPLED)
     # Not wrong and yet lost: the rule draws what it keeps, for any proposal.
     return np.asarray(np.where(drawn, columns["token"] != columns["target_top"], close | ~wrong))
+
+
+def draw(report: RunReport) -> Iterator[Block]:
+    """Yield what each draft loses: a row a domain, a column a cause, and the remedy of each domain's largest cause."""
+    for title, results in judged(report):
+        key = (results[0].draft, results[0].rule)
+        items = [item for item in report.section("causes") if (item.draft, item.rule) == key]
+        names = [name for name in CAUSES if any(cause.name == name for item in items for cause in item.causes)]
+        columns: dict[str, Callable[[Attribution], str]] = {"lost": lambda item: fmt.share_with_interval(item.lost)}
+        if any(item.ceiling is not None for item in items):
+            columns["alpha\nat most"] = lambda item: fmt.share(item.ceiling)
+        columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
+        largest = [max(item.causes, key=lambda cause: cause.share.value) for item in items if item.causes]
+        below = list(dict.fromkeys(f"  {cause.name}: {cause.remedy}" for cause in largest))
+        yield from table_of(f"{title}: share of positions lost, by cause", items, columns, below=below)
+
+
+def _share_of(item: Attribution, name: str) -> str:
+    return next((fmt.share_with_interval(cause.share) for cause in item.causes if cause.name == name), "")

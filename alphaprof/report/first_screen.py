@@ -12,14 +12,15 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Row, Table, table_by_columns
-from alphaprof.render.sections import ALL, chosen, on_for
-from alphaprof.report import format as fmt
+from alphaprof.report.answer import Answer, DomainAnswer, Note
 from alphaprof.report.build import Report
-from alphaprof.report.model import DomainAnswer, DraftAnswer, Note
+from alphaprof.report.sections import ALL, NAMES
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.speeds import pays_up_to
 from alphaprof.report.verdict import MIDDLE, beside
+from alphaprof.report.wording import on_for
 from alphaprof.run.notes import RANKS
 from alphaprof.stats.estimate import Interval
 
@@ -59,7 +60,7 @@ def first_screen(report: Report) -> FirstScreen:
     load, pays = _load_table(report)
     return FirstScreen(
         run=_what_was_run(report),
-        verdict=report.verdict,
+        verdict=str(report.answer.verdict),
         about=tuple(_about(report)),
         times=_times(report),
         table=_domain_table(report),
@@ -67,7 +68,7 @@ def first_screen(report: Report) -> FirstScreen:
         pays=pays,
         notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
         serve=_serve(report),
-        more=_what_else(report, max(len(by_code) - NOTES, 0)),
+        more=_what_else(max(len(by_code) - NOTES, 0)),
     )
 
 
@@ -86,7 +87,7 @@ def _what_was_run(report: Report) -> str:
     state = "" if run.complete else " (PARTIAL)"
     model = run.target.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf").removesuffix(".GGUF")
     texts = " and ".join(dict.fromkeys(text.split(" (")[0] for text in run.texts)) or "no"
-    about = f"{fmt.short(model, MODEL)} {run.dtype}, {texts} text, {report.conditions.rule}"
+    about = f"{fmt.short(model, MODEL)} {run.dtype}, {texts} text, {report.answer.rule}"
     return f"{', '.join(run.drafts)} for {about}, {source}{counts}{state}"
 
 
@@ -94,43 +95,42 @@ def _about(report: Report) -> Iterator[str]:
     """Yield the draft, its speedup and the threshold; the domains on which alone it is faster; and, if nothing is
     decided, what would decide it.
     """
-    traffic = report.traffic
+    answer, traffic = report.answer, report.traffic
     needed = f"threshold {traffic.min_speedup:g}x"
-    if report.draft is None or report.speedup is None:
+    if answer.draft is None or answer.speedup is None:
         yield f"speedup not known, {needed}"
-        yield traffic.reason
+        yield answer.reason
         return
     here = " with Hugging Face" if report.times and report.times.source == "measured" else ""
     where = " everywhere" if len(report.domains) > 1 else ""
-    faster = _speedup_text(traffic.speedup, traffic.min_speedup, "x")
+    faster = _speedup_text(answer.speedup, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
-    yield f"{report.draft}{where}, {_speculative_tokens(report.gamma)}{stop}: {faster}{here}, {needed}"
+    yield f"{answer.draft}{where}, {_speculative_tokens(answer.gamma)}{stop}: {faster}{here}, {needed}"
     yield from filter(None, (_alike(report), traffic.disagreement))
     yield from on_for(report)
     if stop:
         yield f"with p_min every speedup is the {MIDDLE}; its interval encloses both ends"
-    if report.verdict != "UNDECIDED":
+    if answer.verdict != "UNDECIDED":
         return
-    mine = _mine(report)
-    if mine is not None and mine.documents_needed is not None:
-        likely = f", {fmt.count(mine.documents_likely)} for 80%" if mine.documents_likely is not None else ""
-        yield f"next: profile {fmt.count(mine.documents_needed)} documents for a 50% chance of a verdict{likely}"
+    if answer.documents_needed is not None:
+        likely = f", {fmt.count(answer.documents_likely)} for 80%" if answer.documents_likely is not None else ""
+        yield f"next: profile {fmt.count(answer.documents_needed)} documents for a 50% chance of a verdict{likely}"
     else:
-        yield traffic.reason
+        yield answer.reason
 
 
 def _speculative_tokens(gamma: int | None) -> str:
     return fmt.many(gamma or 0, "speculative token")
 
 
-def _mine(report: Report) -> DraftAnswer | None:
+def _mine(report: Report) -> Answer | None:
     """Return the draft that the verdict concerns, by itself on the whole traffic."""
-    return next((answer for answer in report.drafts if answer.draft == report.draft), None)
+    return next((item.answer for item in report.drafts if item.answer.draft == report.answer.draft), None)
 
 
-def _second(report: Report) -> DraftAnswer | None:
+def _second(report: Report) -> Answer | None:
     """Return the fastest of the other drafts on the whole traffic."""
-    return next((answer for answer in report.drafts if answer.draft != report.draft), None)
+    return next((item.answer for item in report.drafts if item.answer.draft != report.answer.draft), None)
 
 
 def _times(report: Report) -> str:
@@ -167,18 +167,18 @@ def _domain_table(report: Report) -> Table:
 
 
 def _domain_row(report: Report, item: DomainAnswer) -> Row:
-    cells = {"share": fmt.percent(item.share), "docs": fmt.count(item.documents)}
-    cells |= _draft_cells(report, item.best)
+    cells = {"share": fmt.percent(item.share), "docs": fmt.count(item.answer.documents)}
+    cells |= _draft_cells(report, item.answer)
     cells["verdict"] += ALONE if _alone(item) else ""
-    return fmt.short(item.domain), cells | {"next best": _next_best(item.next_best, item.ahead)}
+    return fmt.short(str(item.answer.domain)), cells | {"next best": _next_best(item.next_best, item.ahead)}
 
 
 def _alone(item: DomainAnswer) -> bool:
     """Return whether the verdict on a domain does not hold for all domains together."""
-    return item.best.verdict != item.adjusted
+    return item.answer.verdict != item.adjusted
 
 
-def _draft_cells(report: Report, answer: DraftAnswer) -> dict[str, str]:
+def _draft_cells(report: Report, answer: Answer) -> dict[str, str]:
     """Return the cells of a draft and what it does."""
     head = answer.draft is not None and report.run.draft_models[answer.draft].by_depth
     first = report.run.imported is not None or _all_heads(report)
@@ -189,7 +189,7 @@ def _draft_cells(report: Report, answer: DraftAnswer) -> dict[str, str]:
         + (MARK if head and not first else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
         f"speedup [{fmt.level(report.confidence)} each]": _speedup_text(answer.speedup, report.traffic.min_speedup),
-        "verdict": answer.verdict,
+        "verdict": str(answer.verdict),
     }
 
 
@@ -197,7 +197,7 @@ def _all_heads(report: Report) -> bool:
     return all(facts.by_depth for facts in report.run.draft_models.values())
 
 
-def _next_best(answer: DraftAnswer | None, ahead: Interval | None) -> str:
+def _next_best(answer: Answer | None, ahead: Interval | None) -> str:
     if answer is None or answer.draft is None:
         return "\N{EN DASH}"
     same = f" {SAME}" if ahead is not None and ahead.low <= 1 <= ahead.high else ""
@@ -210,13 +210,13 @@ def _next_best(answer: DraftAnswer | None, ahead: Interval | None) -> str:
 def _total_row(report: Report) -> Iterator[Row]:
     mine = _mine(report)
     if mine is not None and len(report.domains) > 1:
-        cells = {"share": "100%", "docs": fmt.count(report.run.documents)} | _draft_cells(report, mine)
+        cells = {"share": "100%", "docs": fmt.count(mine.documents)} | _draft_cells(report, mine)
         yield TOTAL, cells | {"next best": _next_best(_second(report), None)}
 
 
 def _below(report: Report) -> Iterator[str]:
     """Yield the basis of the table's numbers, its marks, what would settle domains, and drafts that never pay."""
-    shown = [item.best for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
+    shown = [item.answer for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
     if report.traffic.chosen and any(answer.speedup for answer in shown):
         yield "speedup: cross-fitted, each half of the documents with what the other half chose"
     if any(MARK in cell for answer in shown for cell in _draft_cells(report, answer).values()):
@@ -228,23 +228,17 @@ def _below(report: Report) -> Iterator[str]:
         marks.append(f"{ALONE}: not certain for all {len(report.domains)} domains together (Holm)")
     if marks:
         yield "; ".join(marks)
-    lacking = {item.domain: item.best for item in report.domains if item.best.documents_needed is not None}
-    if needed := [(fmt.short(domain, NAME), fmt.count(best.documents_needed or 0)) for domain, best in lacking.items()]:
+    lacking = [item.answer for item in report.domains if item.answer.documents_needed is not None]
+    if needed := [(fmt.short(str(each.domain), NAME), fmt.count(each.documents_needed or 0)) for each in lacking]:
         (domain, count), *others = needed
         rest = "".join(f", {name} {number}" for name, number in others)
         yield f"to settle: {domain} needs about {count} documents{rest} (even odds)"
-    judged = {answer.draft for answer in report.drafts}  # without a name if it has no rounds
+    judged = {item.answer.draft for item in report.drafts}  # without a name if it has no rounds
     untimed = [draft for draft in report.run.drafts if draft not in judged]
     if untimed and judged and None not in judged:
         yield f"no step times: {', '.join(untimed)}"
-    if slow := [str(answer.draft) for answer in report.drafts if _is_no_go_everywhere(report, answer)]:
-        yield f"below {report.traffic.min_speedup:g}x in every domain: {', '.join(slow)}"
-
-
-def _is_no_go_everywhere(report: Report, answer: DraftAnswer) -> bool:
-    """Return whether a draft is NO-GO in every domain."""
-    verdicts = {result.verdict for result in report.results if result.draft == answer.draft and result.verdict is not None}
-    return verdicts == {"NO-GO"}
+    if report.traffic.slow:
+        yield f"below {report.traffic.min_speedup:g}x in every domain: {', '.join(report.traffic.slow)}"
 
 
 def _load_table(report: Report) -> tuple[Table | None, str]:
@@ -257,8 +251,11 @@ def _load_table(report: Report) -> tuple[Table | None, str]:
         known if len(known) <= LOADS else [known[round(place * (len(known) - 1) / (LOADS - 1))] for place in range(LOADS)]
     )
     rows = [
-        (f"{traffic.draft}, best γ", {str(item.concurrency): fmt.number(best.value, unit="x") for item, best in shown}),
-        ("that γ", {str(item.concurrency): str(item.best_gamma) for item, _ in shown}),
+        (
+            f"{report.answer.draft}, best γ",
+            {str(item.concurrency): fmt.number(best.value, unit="x") for item, best in shown},
+        ),
+        ("that γ", {str(item.concurrency): str(item.gamma) for item, _ in shown}),
     ]
     table = table_by_columns("Load", rows, named="sequences at a time")
     last = pays_up_to([item for item, _ in known], traffic.min_speedup)
@@ -276,20 +273,20 @@ def _alike(report: Report) -> str:
 
 def _serve(report: Report) -> tuple[str, str] | None:
     """Return the command that writes an engine's configuration, if the draft of a GO is served as it was measured."""
-    if report.verdict != "GO" or report.draft is None:
+    answer = report.answer
+    if answer.verdict != "GO" or answer.draft is None:
         return None
-    formats = paste_formats(report.run.draft_models[report.draft], report.conditions.rule, report.conditions.p_min)
+    formats = paste_formats(report.run.draft_models[answer.draft], answer.rule, report.conditions.p_min)
     if not formats:
-        return "", f"no known engine serves {report.draft} as measured"
-    run = shlex.quote(f"{report.run.path}:{report.draft}")
+        return "", f"no known engine serves {answer.draft} as measured"
+    run = shlex.quote(f"{report.run.path}:{answer.draft}")
     also = f"also {', '.join(formats[1:])}" if len(formats) > 1 else ""
     remark = "; ".join(filter(None, (also, _alike(report))))
-    return f"alphaprof export {run} --gamma {report.gamma} --to {formats[0]}", f"({remark})" if remark else ""
+    return f"alphaprof export {run} --gamma {answer.gamma} --to {formats[0]}", f"({remark})" if remark else ""
 
 
-def _what_else(report: Report, notes: int) -> str:
-    names = [section.name for section in chosen([ALL], report)]
-    shown = [f"notes ({notes} more)" if name == "notes" and notes else name for name in names]
+def _what_else(notes: int) -> str:
+    shown = [f"notes ({notes} more)" if name == "notes" and notes else name for name in NAMES]
     return f"--show {', '.join(shown)} or {ALL}; --format html, json, md or csv"
 
 
@@ -308,15 +305,15 @@ def first_screen_csv(report: Report) -> str:
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     table.writerow(CSV)
-    rows = [("domain", item.domain, item.share, item.documents, item.best, item.next_best) for item in report.domains]
+    rows = [("domain", item.share, item.answer, item.next_best) for item in report.domains]
     if (total := _mine(report)) is not None:
-        rows.append(("traffic", "", 1.0, report.run.documents, total, _second(report)))
-    for scope, domain, share, documents, best, other in rows:
+        rows.append(("traffic", 1.0, total, _second(report)))
+    for scope, share, best, other in rows:
         intervals = (best.acceptance, best.tokens_per_round, best.speedup)
         values = [interval and interval.value for interval in intervals]
         ends = (best.speedup.low, best.speedup.high) if best.speedup else (None, None)
         behind = (other.draft, other.gamma, other.speedup and other.speedup.value) if other else (None, None, None)
-        name = fmt.visible(domain)
-        first = (scope, f"'{name}" if name[:1] in FORMULA else name, share, documents, best.draft, best.gamma)
+        name = fmt.visible(best.domain or "")
+        first = (scope, f"'{name}" if name[:1] in FORMULA else name, share, best.documents, best.draft, best.gamma)
         table.writerow((*first, *values, *ends, best.verdict, best.documents_needed, *behind))
     return file.getvalue()

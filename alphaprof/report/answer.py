@@ -1,4 +1,4 @@
-"""The values that several parts of a report share: results by domain, the verdict on the traffic, what was run."""
+"""The values of a report: the answer for the whole traffic, for each domain and for each draft, and what they rest on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,28 @@ from typing import Any
 from alphaprof.report.verdict import VerdictName
 from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.stats.estimate import Interval
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether a draft pays on the whole traffic or in one domain, and with how many speculative tokens. If draft or γ were
+    chosen, each half of the documents is tested as the other half chose.
+    """
+
+    domain: str | None  # None: the whole traffic
+    verdict: VerdictName | None  # None: the verdict concerns another rule
+    reason: str
+    draft: str | None  # None: nothing could be chosen
+    rule: str
+    gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
+    speedup: Interval | None  # with the one-sided bounds that decide; None: there are no step times
+    tokens_per_round: Interval | None  # over all documents; needs no step times
+    acceptance: Interval | None  # as alpha; of an imported run the share of rounds whose first draft was kept
+    documents: int
+    units: int  # independent ones: documents, those of one cluster or with equal prompts as one
+    held_out: int  # units that the bounds rest on: all that were tested by what others chose; 0: there are no bounds
+    documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
+    documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
 
 
 @dataclass(frozen=True)
@@ -41,6 +63,16 @@ class GammaResult:
 
 
 @dataclass(frozen=True)
+class DocumentSpeedups:
+    """Speedups of single documents: tenth percentile, median, ninetieth percentile, and the share that gets slower."""
+
+    p10: float  # tenth percentile
+    p50: float  # median
+    p90: float  # ninetieth percentile
+    slower: float  # share of documents that the draft slows down
+
+
+@dataclass(frozen=True)
 class SpanAcceptance:
     """Acceptance in the spans of one name, such as thinking or answer."""
 
@@ -49,8 +81,8 @@ class SpanAcceptance:
 
 
 @dataclass(frozen=True)
-class Result:
-    """One domain, draft and rule.
+class Result(Answer):
+    """One kind of text of a domain, with one draft under one rule: its γ alone was chosen.
 
     `estimator`: exact (rounds are facts of the log), expected (rounds are exact expectations given the texts), one-step
     (acceptance alone, position by position along the text).
@@ -58,14 +90,11 @@ class Result:
 
     domain: str
     draft: str
-    rule: str
     lossy: bool
     estimator: str
     continuation: str
     sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
     on_policy: bool  # the rule's own decoding (for a lossy rule: the target's) would emit this text
-    documents: int
-    clusters: int  # independent units of the intervals: documents, those of one cluster or with equal prompts as one
     positions: int
     alpha: Interval | None  # acceptance over positions with a proposal, as if a round began at each; None: imported
     coverage: float | None  # share of positions with a proposal
@@ -77,21 +106,23 @@ class Result:
     burstiness: Interval | None  # lag-1 autocorrelation of acceptance; None: nothing varies, or a lossy rule
     spans: dict[str, SpanAcceptance]  # by name; empty if none are configured
     gammas: tuple[GammaResult, ...]  # empty if rounds are not defined (off-policy text, lossy rules)
-    best_gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by
-    speedup: Interval | None  # at best_gamma, with the one-sided bounds that decide
-    chosen: bool  # best_gamma was chosen on these documents: each half is tested as the other one chose
-    tested_clusters: int  # independent units among the documents that the verdict rests on
+    chosen: bool  # gamma was chosen on these documents: each half is tested as the other one chose
     load: tuple[AtConcurrency, ...]  # empty if step times of one concurrency are all there is
     pays_up_to: int | None  # the last concurrency whose lower bound reaches decision.min_speedup; None: not the first
-    verdict: VerdictName | None  # None: the verdict concerns another rule
-    reason: str
-    documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
-    documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
 
     @property
     def own(self) -> bool:
         """Whether the target wrote the text: mismatches and impossible tokens are only counted on that."""
         return self.mismatches is not None or self.impossible is not None
+
+
+@dataclass(frozen=True)
+class AtConcurrency:
+    """The largest speedup at one concurrency."""
+
+    concurrency: int  # sequences decoded at a time
+    gamma: int | None  # of the largest speedup
+    speedup: Interval | None  # of decoding, at gamma, with the one-sided bounds that decide
 
 
 @dataclass(frozen=True)
@@ -105,45 +136,21 @@ class AtGamma:
 
 @dataclass(frozen=True)
 class DraftAnswer:
-    """A draft and gamma; if there was a choice, each half of the documents is tested as the other half chose."""
+    """One draft by itself on the whole traffic."""
 
-    draft: str | None  # None: nothing could be chosen
-    gamma: int | None
-    acceptance: Interval | None  # as alpha; of an imported run the share of rounds whose first draft was kept
-    tokens_per_round: Interval | None  # over all documents
-    speedup: Interval | None  # with the one-sided bounds that decide
-    verdict: VerdictName
-    reason: str
-    documents: int  # independent ones that there are
-    documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
-    documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
-    by_gamma: tuple[AtGamma, ...]  # every γ, on the whole traffic; empty in a domain
+    answer: Answer
+    by_gamma: tuple[AtGamma, ...]  # every γ that it has rounds of
 
 
 @dataclass(frozen=True)
 class DomainAnswer:
     """What to use for one domain by itself."""
 
-    domain: str
     share: float  # of output tokens
-    documents: int
-    best: DraftAnswer  # the draft to use, if one could be chosen
+    answer: Answer  # with the best of the drafts, if one could be chosen
     adjusted: VerdictName  # its verdict if those of all domains are to be right together (Holm); alone each may be wrong
-    next_best: DraftAnswer | None  # of the other drafts; None: there is none
+    next_best: Answer | None  # with the best of the other drafts; None: there is none
     ahead: Interval | None  # how many times as fast as the next best it is, paired; each half as the other one chose
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What the verdict holds for."""
-
-    concurrency: int  # sequences decoded at a time
-    context: float | None  # tokens in the cache that step times are for; None: no step times
-    engine: str | None  # whose step times they are; "yours": a table's
-    device: str | None
-    dtype: str
-    rule: str
-    p_min: float  # top probability below which a draft stops; 0: it never does
 
 
 @dataclass(frozen=True)
@@ -159,30 +166,33 @@ class OnFor:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The verdict on the whole traffic: one draft, one rule, one gamma."""
+    """What belongs to the answer for the whole traffic alone."""
 
-    verdict: VerdictName
-    reason: str
-    draft: str | None
-    rule: str
-    gamma: int | None
-    alike: tuple[int, ...]  # gammas next to it, it included, without a clear difference in speedup
-    tokens_per_round: Interval | None  # over all documents; needs no step times
-    break_even_length: float | None  # tokens per round from which decoding is faster
-    speedup: Interval | None  # with the one-sided bounds that decide
+    min_speedup: float  # what the decision asks for
+    weights: dict[str, float]  # shares of output tokens by domain
+    weights_observed: bool  # the documents', not the decision's
     chosen: bool  # draft or gamma were chosen on these documents: each half is tested as the other one chose
     disagreement: str  # what each half chose, in words, if its own number decides beside the cross-fitted one; else empty
-    documents: int  # independent documents that the verdict rests on
+    alike: tuple[int, ...]  # gammas next to the chosen one, it included, without a clear difference in speedup
+    break_even_length: float | None  # tokens per round from which decoding is faster
     length_correlation: float | None  # rank correlation of length and time per token; None: none is shown (p >= .01)
-    documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
-    documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
-    min_speedup: float  # what the decision asks for
-    weights: dict[str, float]
-    weights_observed: bool
     served_dtype: str | None  # that the target is served in, if another one was measured: then nothing is decided
     load: tuple[AtConcurrency, ...]  # of the chosen draft
     pays_up_to: int | None  # the last concurrency whose lower bound reaches decision.min_speedup; None: not the first
     only: OnFor | None  # domains to which the draft is better confined; None: no such domains are surely known
+    slow: tuple[str, ...]  # drafts that are NO-GO in every domain
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the answers hold for."""
+
+    concurrency: int  # sequences decoded at a time
+    context: float | None  # tokens in the cache that step times are for; None: no step times
+    engine: str | None  # whose step times they are; "yours": a table's
+    device: str | None
+    dtype: str
+    p_min: float  # top probability below which a draft stops; 0: it never does
 
 
 @dataclass(frozen=True)
@@ -219,22 +229,3 @@ class Note:
     code: str  # name of the note, which does not change
     message: str  # what is so, and why it matters
     remedy: str  # what to do about it
-
-
-@dataclass(frozen=True)
-class DocumentSpeedups:
-    """Speedups of single documents: tenth percentile, median, ninetieth percentile, and the share that gets slower."""
-
-    p10: float  # tenth percentile
-    p50: float  # median
-    p90: float  # ninetieth percentile
-    slower: float  # share of documents that the draft slows down
-
-
-@dataclass(frozen=True)
-class AtConcurrency:
-    """The largest speedup at one concurrency."""
-
-    concurrency: int  # sequences decoded at a time
-    best_gamma: int | None  # of the largest speedup
-    speedup: Interval | None  # of decoding, at best_gamma, with the one-sided bounds that decide

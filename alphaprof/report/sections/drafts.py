@@ -1,0 +1,142 @@
+"""Every draft by domain, at its best gamma; and how much of a text a draft with a reduced vocabulary can propose at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alphaprof.render import format as fmt
+from alphaprof.render.blocks import Block, Table, table_of
+from alphaprof.report.answer import Result
+from alphaprof.report.build import RunReport
+from alphaprof.report.wording import alpha_name, figure, formula, judged, of_best
+from alphaprof.stats.estimate import Interval
+from alphaprof.totals.log_sample import LogPart, shards
+
+TITLE = "every draft by domain, at its best gamma"
+EMPTY = "no document is complete yet"
+
+
+@dataclass(frozen=True)
+class VocabularyCoverage:
+    """The tokens of a domain's text that a draft has in its vocabulary: no rule that keeps the text accepts any other."""
+
+    domain: str
+    draft: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    documents: int
+    positions: int
+    proposable: Interval  # share of the positions whose token the draft can propose: at depth 1 as at every other
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Drafts under the rules of the verdict."""
+
+    results: tuple[Result, ...]  # one for each draft, domain and kind of text
+    vocabulary: tuple[VocabularyCoverage, ...]  # of drafts that cannot propose every token of the target
+
+
+def compute(report: RunReport) -> Drafts:
+    """Return the results of every draft, and of drafts with a reduced vocabulary how much of a text they have."""
+    return Drafts(report.results, vocabulary_coverage(report.part, report.confidence))
+
+
+def vocabulary_coverage(part: LogPart, confidence: float) -> tuple[VocabularyCoverage, ...]:
+    """Of every draft with a reduced vocabulary, by domain and kind of text; nothing without a position log."""
+    if not part.run.has_log or not part.run.shards:
+        return ()
+    rows: list[VocabularyCoverage] = []
+    for draft, facts in part.run.manifest.drafts.items():
+        if not facts.reduced_vocabulary:
+            continue
+        sums = [
+            (shape.sums(columns["in_draft_vocabulary"]), shape.stop - shape.start)
+            for columns, shape in shards(part.run, draft, ["in_draft_vocabulary"])
+        ]
+        known, positions = (np.concatenate(values) for values in zip(*sums, strict=True))
+        for text in part.documents.groups:
+            share = text.share(known, positions, confidence)
+            if share is not None:
+                rows.append(
+                    VocabularyCoverage(
+                        domain=text.domain,
+                        draft=draft,
+                        continuation=text.continuation,
+                        sampling=text.sampling,
+                        on_policy=text.on_policy,
+                        documents=text.documents(positions),
+                        positions=int(positions[text.rows].sum()),
+                        proposable=share,
+                    )
+                )
+    return tuple(rows)
+
+
+def draw(report: RunReport) -> Iterator[Block]:
+    """Yield a table of each draft and rule, and one of each reduced vocabulary."""
+    yield figure(
+        report,
+        "acceptance",
+        "Acceptance by domain",
+        "Acceptance (α) is the share of proposed tokens that the target keeps: the further to the right a point, "
+        "the better the draft. If the bars of two drafts overlap, they may be equally good.",
+        "Bars: intervals over documents. Hollow: that rule would write another text.",
+        "alpha",
+    )
+    for title, results in judged(report):
+        every = [result for result in report.results if result.draft == results[0].draft]
+        yield _by_domain(title, results, every, alpha_name(report.run, results[0].draft))
+    coverage: dict[str, Callable[[VocabularyCoverage], str]] = {
+        "docs": lambda item: str(item.documents),
+        "can propose": lambda item: fmt.share_with_interval(item.proposable),
+    }
+    note = "  share of tokens in the draft's vocabulary: the ceiling for any rule that preserves the text"
+    for draft in report.run.drafts:
+        items = [item for item in report.section("drafts").vocabulary if item.draft == draft]
+        yield from table_of(f"draft {draft}: coverage of its vocabulary", items, coverage, below=[note])
+
+
+def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], alpha: str) -> Table:
+    """Return the results of a rule; `every` result of the draft tells which domains have several kinds of text. `alpha`:
+    what it is called.
+    """
+    covered = all(result.coverage == 1 for result in results)
+    columns: dict[str, Callable[[Result], str]] = {
+        "docs": lambda item: fmt.documents(item.documents, item.units),
+        "coverage": lambda item: fmt.share(item.coverage),
+        alpha: lambda item: fmt.share_with_interval(item.alpha),
+        "gamma": lambda item: str(item.gamma or fmt.NOTHING),
+        "tokens/round": of_best(lambda best: fmt.interval(best.tokens_per_round)),
+        "speedup": lambda item: fmt.interval(item.speedup, "x"),
+        "verdict": lambda item: str(item.verdict),
+        "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
+        "iid formula": of_best(
+            lambda best: (
+                fmt.NOTHING  # a formula without rounds
+                if best.iid_error is None
+                else formula(fmt.number(best.iid_tokens_per_round), best.iid_error)
+            )
+        ),
+    }
+    unneeded = {"coverage"} if covered else {"iid formula"}
+    if alpha != "alpha":  # the formula takes acceptance for the same at every depth
+        unneeded |= {"iid formula"}
+    undecided: dict[str, list[str]] = {}
+    needed = []
+    for result in (result for result in results if result.verdict == "UNDECIDED"):
+        if result.documents_needed is None:
+            undecided.setdefault(result.reason, []).append(fmt.short(result.domain))
+        else:
+            likely = "" if result.documents_likely is None else f" ({fmt.count(result.documents_likely)})"
+            needed.append(f"{fmt.short(result.domain)} {fmt.count(result.documents_needed)}{likely}")
+    reasons = [f"  {', '.join(domains)}: {reason}" for reason, domains in undecided.items()]
+    if needed:
+        reasons.insert(0, f"  documents of a new run for a 50% (80%) chance of a verdict: {', '.join(needed)}")
+    shown = {name: cell for name, cell in columns.items() if name not in unneeded}
+    (table,) = table_of(f"{title}: by domain", results, shown, among=every, left=("verdict",), below=reasons)
+    return table

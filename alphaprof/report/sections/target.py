@@ -1,0 +1,722 @@
+"""What the target alone says, and what divergences from it promise: is a domain predictable, where is acceptance certain?
+
+By domain: the target's entropy and margin, how close in KL a draft has to come, what is certain of any draft that does, and
+what prompt lookup reaches. By draft: where its divergence made acceptance certain, and what was accepted without that. By
+tenths of the positions: acceptance where the target is certain, and where it is not (docs/theory.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from alphaprof.costs.speedup import free_draft, speedup
+from alphaprof.render import format as fmt
+from alphaprof.render.blocks import Block, Table, table_by_columns, table_of, text_name, text_names
+from alphaprof.report.answer import Result
+from alphaprof.report.build import RunReport
+from alphaprof.report.speeds import tokens_interval
+from alphaprof.report.wording import by_kind, figure
+from alphaprof.rules import GREEDY, BoundRule, parse_rule, rules_of
+from alphaprof.run.manifest import Manifest
+from alphaprof.run.reader import Run
+from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
+from alphaprof.theory.certificates import beta_bound, budget, strict_thresholds
+from alphaprof.totals.count import READ, Shape, TotalsRequest, columns_of
+from alphaprof.totals.documents import TextGroup, over_domains
+from alphaprof.totals.log_sample import AXES, LogPart, shards
+from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
+
+Array = np.ndarray[Any, Any]
+TARGET = ("target_top_prob", "target_second_prob", "target_margin", "target_entropy")
+QUANTILES = (0.1, 0.5, 0.9)
+STILL_CERTAIN = (0.5, 0.9, 0.99)
+EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
+CLOSE = 0.1  # nats: the KL of a draft that is close to its target, by which a text is called predictable
+MOSTLY, HARDLY = 0.6, 0.4  # share of positions that are certain for such a draft, from which on, and below which
+SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take from a divergence
+TITLE = "what the target alone says: is a domain predictable, and where is acceptance certain"
+EMPTY = "it needs the position log"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One rule: the KL(p||q) below which half, 90% and 99% of the positions stay certain; infinite: never rejected."""
+
+    rule: str
+    half: Interval  # nats, at which half of the positions are certain
+    ninety: Interval  # 90% of them
+    ninety_nine: Interval  # 99% of them
+
+
+@dataclass(frozen=True)
+class CertainRun:
+    """One rule: what is certain of any draft whose KL is at most `epsilon` everywhere."""
+
+    rule: str
+    epsilon: float  # nats
+    certain: Interval  # share of positions
+    mean_run: Interval  # certain tokens from a position on, on average over positions
+    gamma: int
+    tokens_per_round: Interval | None  # at least, at gamma; None: rounds are not defined on this text
+
+
+@dataclass(frozen=True)
+class FreeDraft:
+    """What a draft that runs no model reaches in a domain under the rule that a verdict would concern."""
+
+    draft: str
+    rule: str
+    coverage: float | None  # share of positions with a proposal
+    alpha: Interval | None  # acceptance pooled over positions with a proposal
+    gamma: int | None  # of the most tokens per round
+    tokens_per_round: Interval | None  # at gamma
+
+
+@dataclass(frozen=True)
+class Predictability:
+    """What the target alone says about a domain. Quantiles: the tenth, the median, the ninetieth percentile."""
+
+    domain: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    units: int  # independent documents
+    positions: int
+    entropy: tuple[Interval, ...]  # of the target, in nats
+    margin: tuple[Interval, ...]  # of the target's two largest probabilities
+    top_prob: Interval  # mean; the ceiling of one_hot for any draft, if this text was sampled
+    budgets: tuple[Budget, ...]  # by rule: how close in KL a draft would have to come
+    runs: tuple[CertainRun, ...]  # by rule and KL: runs of certain tokens
+    free: tuple[FreeDraft, ...]  # what drafts that run no model reach
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One domain, draft and rule: where the divergence of the draft made acceptance certain (see `docs/theory.md`)."""
+
+    domain: str
+    draft: str
+    rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    documents: int
+    positions: int  # judged: with a proposal of a distribution (a tree: on the target's own greedy text)
+    certified: Interval  # share of them whose KL(p||q) is below the threshold
+    accepted: Interval  # share that the rule accepts
+    accepted_not_certified: Interval  # share that was accepted without having to be
+    contradicted: int  # certified and yet rejected: never, unless something is wrong
+    mean_divergence: float  # mean KL(p||q), nats; infinite if q gives 0 to what p can emit
+    rejected_at_most: float  # largest share that any draft with this mean divergence can have rejected
+
+
+@dataclass(frozen=True)
+class LosslessBounds:
+    """Lossless sampling: beta, and lower bounds of it from the smaller KL of each position (but for `from_mean`)."""
+
+    domain: str
+    draft: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    documents: int
+    positions: int
+    beta: Interval  # mean of sum min(p, q)
+    sharp: Interval  # the best bound that a KL allows (Fedotov, Harremoes, Topsoe)
+    mean_divergence: float  # mean over positions of the smaller KL, nats
+    from_mean: float  # the best bound where only the mean of that KL is known
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What thresholds say about the drafts of a run. `inexact`: share of positions where one of them is a lower bound;
+    `unknown`: rules of the run for which no threshold is known.
+    """
+
+    certificates: tuple[Certificate, ...]  # by domain, draft and rule
+    lossless: tuple[LosslessBounds, ...]  # by domain and draft: what KL promises of lossless sampling
+    inexact: float
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Decile:
+    """One tenth of all positions of a draft, by the target's margin or entropy, under one rule."""
+
+    draft: str
+    rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
+    axis: str  # margin (p1 - p2) or entropy (nats)
+    place: int  # 1 for the lowest values; there are fewer than ten if values tie
+    low: float | None  # at least, less than; None: unbounded
+    high: float | None  # less than this
+    positions: int  # with a proposal
+    accepted: Interval | None  # share of them that the rule accepts
+    certified: Interval | None  # share of those with a certificate that is certain to be accepted; None: there is none
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the target's margins and entropy allow."""
+
+    texts: tuple[Predictability, ...]  # by domain and kind of text; empty without a position log
+    certificates: Certificates | None  # None: the log holds no thresholds
+    tenths: tuple[Decile, ...]  # acceptance by tenths of the positions
+
+
+def compute(report: RunReport) -> Target:
+    """Return what the position log says of the target; nothing without a log, or without a complete shard."""
+    part, shown = report.part, [*report.inputs.deciding, *report.others]
+    return Target(
+        texts=predictability(part, report.results, report.confidence),
+        certificates=build_certificates(part, report.confidence),
+        tenths=deciles(part, shown, report.confidence),
+    )
+
+
+@dataclass(frozen=True)
+class TargetLog:
+    """The target's columns [positions] of all complete shards in corpus order, and the number of positions of each document.
+
+    `thresholds`: by id of the rule; that of strict follows from the two largest probabilities, so that every log has it.
+    """
+
+    columns: dict[str, Array]
+    thresholds: dict[str, Array]
+    lengths: Array
+
+    @classmethod
+    def of(cls, run: Run) -> TargetLog | None:
+        """From the log of any draft: all hold the same. None for a run without a complete shard."""
+        logged = {rule: f"threshold_{rule}" for rule in run.log_rules.certified}
+        parts = list(shards(run, next(iter(run.manifest.drafts)), [*TARGET, *logged.values()]))
+        if not parts:
+            return None
+        columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in (*TARGET, *logged.values())}
+        thresholds = {rule: columns.pop(name) for rule, name in logged.items()}
+        if "strict" not in thresholds:
+            pair = columns["target_top_prob"], columns["target_second_prob"]
+            thresholds = {"strict": strict_thresholds(*pair)} | thresholds
+        return cls(columns, thresholds, np.concatenate([shape.stop - shape.start for _, shape in parts]))
+
+    def part(self, chosen: Array) -> TargetLog:
+        """Return the positions of some documents, chosen by number."""
+        mask = np.isin(np.arange(len(self.lengths)), chosen)
+        rows = np.repeat(mask, self.lengths)
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        thresholds = {rule: values[rows] for rule, values in self.thresholds.items()}
+        return TargetLog(columns, thresholds, self.lengths[mask])
+
+
+def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) -> tuple[Array, Array, Rounds]:
+    """Return what is certain of any draft whose divergences are at most `epsilon`, from thresholds [positions]: sums over
+    positions of whether it is accepted and of the run from there, [documents], and the rounds of nothing else.
+    """
+    stop = np.cumsum(lengths).astype(np.int64)
+    shape = Shape(np.arange(len(stop)), stop - lengths, stop, np.array([]), np.array([]))
+    certain = thresholds > epsilon
+    run = run_lengths(certain, shape.start, shape.stop)
+    trace = Trace(run, np.full(len(run), gamma), shape.start, shape.stop)
+    return shape.sums(certain), shape.sums(run), replay(trace, gamma)
+
+
+def predictability(part: LogPart, results: Sequence[Result], confidence: float) -> tuple[Predictability, ...]:
+    """Return what the target says of each domain and kind of text; nothing without a log."""
+    run = part.run
+    if not run.has_log or (log := TargetLog.of(run)) is None:
+        return ()
+    return tuple(
+        _of_text(text, log.part(text.rows), max(run.gammas), tuple(_free(text, results, run.manifest)), confidence)
+        for text in part.documents.groups
+    )
+
+
+def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft, ...], confidence: float) -> Predictability:
+    """Return what the target's columns at the positions of a text say. `free`: what drafts without a model reach."""
+
+    def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
+        return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)
+
+    # At the divergence that a tenth of the thresholds does not exceed, 90% of the positions are still certain.
+    rests = [1 - share for share in STILL_CERTAIN]
+    tops = np.add.reduceat(log.columns["target_top_prob"].astype(np.float64), np.cumsum(log.lengths) - log.lengths)
+    margins = at(log.columns["target_margin"], QUANTILES)
+    return Predictability(
+        domain=text.domain,
+        continuation=text.continuation,
+        sampling=text.sampling,
+        on_policy=text.on_policy,
+        units=distinct(text.cluster),
+        positions=int(log.lengths.sum()),
+        entropy=at(log.columns["target_entropy"], QUANTILES),
+        margin=tuple(replace(margin, high=min(1.0, margin.high)) for margin in margins),
+        top_prob=share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
+        budgets=tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
+        runs=tuple(
+            _certain_run(text, rule, log, epsilon, gamma, confidence) for rule in log.thresholds for epsilon in EPSILONS
+        ),
+        free=free,
+    )
+
+
+def _certain_run(text: TextGroup, rule: str, log: TargetLog, epsilon: float, gamma: int, confidence: float) -> CertainRun:
+    *sums, rounds = certain_runs(log.thresholds[rule], log.lengths, epsilon, gamma)
+    longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
+    shares, runs = (ratio(*by_cluster(text.cluster, each, log.lengths)) for each in sums)
+    mean, tokens = mean_interval(runs, confidence), None
+    # A lossy rule may accept another token than the text's, and what follows then was not measured.
+    if text.policy == GREEDY and not parse_rule(rule).rule.lossy:
+        counted = RoundCounts.of(rounds, text.cluster)
+        tokens = tokens_interval(speedup([counted], [1.0], free_draft(gamma)), gamma, confidence)
+    share = share_interval(shares, confidence)
+    return CertainRun(rule, epsilon, share, replace(mean, high=min(longest, mean.high)), gamma, tokens)
+
+
+def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
+    """Yield what drafts that run no model (prompt lookup) reach on a text, under the rules that verdicts concern."""
+    mine = (text.domain, text.continuation, text.sampling, text.on_policy)
+    for result in results:
+        same = (result.domain, result.continuation, result.sampling, result.own) == mine
+        facts = manifest.drafts.get(result.draft)  # a hybrid is not a draft of the log
+        if not same or result.verdict is None or facts is None or facts.has_steps:
+            continue
+        tokens = {item.gamma: item.tokens_per_round for item in result.gammas if item.tokens_per_round is not None}
+        gamma = max(tokens, key=lambda gamma: tokens[gamma].value, default=None)
+        best = tokens[gamma] if gamma is not None else None
+        yield FreeDraft(result.draft, result.rule, result.coverage, result.alpha, gamma, best)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One rule, summed per document: `judged` positions, those of them that are `certified`, `accepted`, both, and the
+    sum of their `divergence` [documents]; `thresholds` [judged positions] in corpus order.
+    """
+
+    judged: Array
+    certified: Array
+    accepted: Array
+    both: Array
+    divergence: Array
+    thresholds: Array
+
+
+@dataclass(frozen=True)
+class LosslessTally:
+    """Sums per document over positions with a divergence: their number, beta = sum min(p, q), the best bound of it that
+    the divergence gives (`sharp`), and the divergence itself, the smaller one of KL(p||q) and KL(q||p); all [documents].
+    """
+
+    positions: Array
+    beta: Array
+    sharp: Array
+    divergence: Array
+
+
+def tallies(run: Run, draft: str) -> dict[str, Tally]:
+    """Count what the log says of every rule that it holds thresholds of, by id of the rule."""
+    rules = rules_of(list(run.log_rules.certified))
+    parts: dict[str, list[Tally]] = {rule.id: [] for rule in rules}
+    for columns, shape in shards(run, draft, [*READ, *columns_of_certificates(rules)]):
+        for rule in rules:
+            parts[rule.id].append(_tally(rule, columns, shape))
+    return {
+        rule: Tally(*map(np.concatenate, zip(*(vars(part).values() for part in shards_of_rule), strict=True)))
+        for rule, shards_of_rule in parts.items()
+        if shards_of_rule
+    }
+
+
+def columns_of_certificates(rules: Sequence[BoundRule]) -> list[str]:
+    """Name the columns of the log that certificates of these rules read beside READ."""
+    return ["kl_target_draft", *(f"threshold_{rule.id}" for rule in rules)]
+
+
+def inexact_share(run: Run) -> float:
+    """Share of positions where the threshold of some rule is only a lower bound."""
+    draft = next(iter(run.manifest.drafts))
+    parts = [columns["thresholds_exact"] for columns, _ in shards(run, draft, ["thresholds_exact"])]
+    return float(1 - np.concatenate(parts).mean())
+
+
+def _tally(rule: BoundRule, columns: dict[str, Array], shape: Shape) -> Tally:
+    judged, certified = certified_positions(rule, columns, shape)
+    # A certificate is about the target's top token of the scoring pass, whatever rounding made the text's token.
+    accepted = judged & (rule.accept(columns | {"greedy": np.zeros(len(judged), dtype=bool)}) > 0)
+    return Tally(
+        judged=shape.sums(judged),
+        certified=shape.sums(certified),
+        accepted=shape.sums(accepted),
+        both=shape.sums(certified & accepted),
+        divergence=_sums(np.maximum(columns["kl_target_draft"], 0), judged, shape),
+        thresholds=columns[f"threshold_{rule.id}"][judged],
+    )
+
+
+def certified_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> tuple[Array, Array]:
+    """Return which positions have a certificate, where a draft proposes from a distribution, and at which acceptance is
+    certain; both [positions]. What a tree accepts is known where the target's top token was emitted, on greedy text.
+    """
+    judged = (columns["proposed"] > 0) & ~np.isnan(columns["kl_target_draft"])
+    if rule.rule.by_token:
+        judged &= (columns["token"] == columns["target_top"]) & shape.each(shape.policy == GREEDY)
+    return judged, judged & (np.maximum(columns["kl_target_draft"], 0) + SLACK < columns[f"threshold_{rule.id}"])
+
+
+def lossless_tally(run: Run, draft: str) -> LosslessTally | None:
+    """Return what divergences promise about lossless sampling, and what it is; None for a draft without a distribution."""
+    parts = []
+    for columns, shape in shards(run, draft, ["overlap", "kl_target_draft", "kl_draft_target"]):
+        known = ~np.isnan(columns["overlap"])
+        divergence = np.maximum(0, np.minimum(columns["kl_target_draft"], columns["kl_draft_target"]))
+        values = [known, columns["overlap"], beta_bound(divergence)]
+        parts.append([_sums(value, known, shape) for value in (*values, divergence)])
+    joined = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+    return LosslessTally(*joined) if joined and joined[0].any() else None
+
+
+def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
+    """Return sum [documents] of chosen values, infinite ones included."""
+    chosen_values = np.where(chosen, values, 0.0)
+    finite = np.isfinite(chosen_values)
+    infinite = shape.sums(~finite) > 0
+    return np.where(infinite, np.inf, shape.sums(np.where(finite, chosen_values, 0.0)))
+
+
+def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
+    """Return what the log of a run says; None if it holds no thresholds, or no complete shard yet."""
+    run, groups = part.run, part.documents.groups
+    if not run.log_rules.certified or not run.shards or not run.has_log:
+        return None
+    certificates: list[Certificate] = []
+    bounds: list[LosslessBounds] = []
+    for draft in run.manifest.drafts:
+        lossless = lossless_tally(run, draft)
+        if lossless is None:  # no distribution, hence no divergence
+            continue
+        for rule, tally in tallies(run, draft).items():
+            each = (_certificate(text, draft, rule, tally, confidence) for text in groups)
+            certificates += [certificate for certificate in each if certificate is not None]
+        promised = (_lossless_bounds(text, draft, lossless, confidence) for text in groups)
+        bounds += [bound for bound in promised if bound is not None]
+    unknown = tuple(rule for rule in run.rules if rule not in run.log_rules.certified)
+    return Certificates(tuple(certificates), tuple(bounds), inexact_share(run), unknown)
+
+
+def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Certificate | None:
+    """Return one domain's certificate under one rule; None if nothing was judged."""
+    shares = (tally.certified, tally.accepted, tally.accepted - tally.both)
+    certified, accepted, beyond = (text.share(values, tally.judged, confidence) for values in shares)
+    if certified is None or accepted is None or beyond is None:
+        return None
+    mine = np.isin(np.arange(len(tally.judged)), text.rows)
+    thresholds = tally.thresholds[np.repeat(mine, tally.judged.astype(np.int64))]
+    facts = _about_text(text, draft, tally.judged, tally.divergence)
+    return Certificate(
+        rule=rule,
+        certified=certified,
+        accepted=accepted,
+        accepted_not_certified=beyond,
+        contradicted=int((tally.certified - tally.both)[text.rows].sum()),
+        rejected_at_most=budget(thresholds, facts["mean_divergence"]),
+        **facts,
+    )
+
+
+def _lossless_bounds(text: TextGroup, draft: str, tally: LosslessTally, confidence: float) -> LosslessBounds | None:
+    beta, sharp = (text.share(values, tally.positions, confidence) for values in (tally.beta, tally.sharp))
+    if beta is None or sharp is None:
+        return None
+    facts = _about_text(text, draft, tally.positions, tally.divergence)
+    return LosslessBounds(beta=beta, sharp=sharp, from_mean=float(beta_bound(facts["mean_divergence"])), **facts)
+
+
+def _about_text(text: TextGroup, draft: str, counts: Array, divergence: Array) -> dict[str, Any]:
+    """Return what certificates and bounds say of their text; `counts`, `divergence` [documents]: positions, and sums over
+    them.
+    """
+    positions = counts[text.rows].sum()
+    return {
+        "domain": text.domain,
+        "draft": draft,
+        "continuation": text.continuation,
+        "sampling": text.sampling,
+        "on_policy": text.on_policy,
+        "documents": text.documents(counts),
+        "positions": int(positions),
+        "mean_divergence": float(divergence[text.rows].sum() / positions),
+    }
+
+
+def decile_counts(
+    run: Run, draft: str, rules: Sequence[BoundRule], edges: Mapping[str, Array]
+) -> dict[tuple[str, str], Array]:
+    """Count a draft's positions by id of the rule and axis, [documents, bins, 4]: those with a proposal, the sum of beta_t
+    over them, those that have a certificate, and those of them that are certified. Nothing if the run has no complete shard.
+
+    `edges`: see `log_sample.decile_edges`.
+    """
+    thresholds = [rule for rule in rules if rule.id in run.log_rules.certified]
+    request = TotalsRequest([rule.id for rule in rules], ())
+    names = [*columns_of(request, run.manifest.drafts[draft]), *AXES.values()]
+    names += columns_of_certificates(thresholds) if thresholds else []
+    parts: dict[tuple[str, str], list[Array]] = {}
+    for columns, shape in shards(run, draft, list(dict.fromkeys(names))):
+        columns["greedy"] = shape.each(shape.policy == GREEDY)
+        proposed = columns["proposed"] > 0
+        nowhere = np.zeros(len(proposed), dtype=bool)
+        documents = len(shape.document)
+        document = shape.each(np.arange(documents))
+        counted = {}
+        for rule in rules:
+            certified = certified_positions(rule, columns, shape) if rule in thresholds else (nowhere, nowhere)
+            counted[rule.id] = (proposed, np.where(proposed, rule.accept(columns), 0.0), *certified)
+        for axis, column in AXES.items():
+            size = len(edges[axis]) + 1
+            cell = document * size + np.searchsorted(edges[axis], columns[column], side="right")
+            for name, each in counted.items():
+                counts = [np.bincount(cell, values, documents * size) for values in each]
+                parts.setdefault((name, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 4))
+    return {key: np.concatenate(counts) for key, counts in parts.items()}
+
+
+def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Decile, ...]:
+    """Build the tenths of all positions of every draft under some rules; none without a complete shard or a log."""
+    run = part.run
+    if not run.has_log or not run.shards:
+        return ()
+    texts = over_domains(part.documents.groups)
+    return tuple(
+        Decile(
+            draft=draft,
+            rule=rule,
+            continuation=text.continuation,
+            sampling=text.sampling,
+            on_policy=text.on_policy,
+            axis=axis,
+            place=place,
+            low=low,
+            high=high,
+            positions=int(proposed[text.rows].sum()),
+            accepted=text.share(accepted, proposed, confidence),
+            certified=text.share(certified, judged, confidence),
+        )
+        for draft in run.manifest.drafts
+        for (rule, axis), counts in decile_counts(run, draft, rules_of(rules), part.edges).items()
+        for text in texts
+        for place, (low, high) in enumerate(itertools.pairwise([None, *map(float, part.edges[axis]), None]), 1)
+        for proposed, accepted, judged, certified in [counts[:, place - 1].T]
+    )
+
+
+def draw(report: RunReport) -> Iterator[Block]:
+    """Yield a sentence a domain, then the target alone, certificates, and acceptance by tenths of the positions."""
+    target: Target = report.section("target")
+    yield from map(_in_a_sentence, target.texts, text_names(target.texts, target.texts))
+    if target.texts:
+        yield ""
+        yield from _target_alone(target.texts)
+        yield ""
+    if target.certificates is not None:
+        yield from _certificate_blocks(report, target.certificates)
+    yield from _tenth_blocks(report, target)
+
+
+def _in_a_sentence(text: Predictability, name: str) -> str:
+    """Say whether a text is predictable, by the share of positions at which any close draft surely keeps the target's
+    token.
+    """
+    run = next(run for run in text.runs if (run.rule, run.epsilon) == ("strict", CLOSE))
+    said = (
+        "predictable" if run.certain.low >= MOSTLY else "hardly predictable" if run.certain.high < HARDLY else "in between"
+    )
+    said += f": any draft within KL {CLOSE:g} keeps the target's top token at {fmt.percent(run.certain.value)} of positions"
+    if run.tokens_per_round is not None:
+        said += f", {fmt.number(run.tokens_per_round.value)} tokens per round or more at gamma {run.gamma}"
+    known = {free.draft: tokens for free in text.free if (tokens := free.tokens_per_round) is not None}
+    if known:
+        best = max(known, key=lambda draft: known[draft].value)
+        said += f"; {best} alone gets {fmt.interval(known[best])}"
+    return f"{name}: {said}"
+
+
+def _target_alone(texts: Sequence[Predictability]) -> Iterator[Block]:
+    """Yield entropy, margin and the free draft by text, then KL budgets and what is certain of any draft."""
+    columns: dict[str, Callable[[Predictability], str]] = {
+        "docs": lambda item: str(item.units),
+        "entropy,\nnats": lambda item: _spread_cell(item.entropy),
+        "margin": lambda item: _spread_cell(item.margin),
+        "mean top\nprobability": lambda item: fmt.share_with_interval(item.top_prob),
+    }
+    if any(item.free for item in texts):
+        columns |= {
+            "free draft:\nalpha": lambda item: fmt.share_with_interval(item.free[0].alpha if item.free else None),
+            "coverage": lambda item: fmt.share(item.free[0].coverage if item.free else None),
+            "tokens/round": lambda item: fmt.interval(item.free[0].tokens_per_round if item.free else None),
+        }
+    title = "the target alone: how predictable it is (median, and 10th to 90th percentile)"
+    yield from table_of(title, texts, columns)
+    names = text_names(texts, texts)
+    budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
+    title = "KL budget, nats: largest KL with 50%, 90% and 99% of positions certain"
+    yield table_by_columns(title, list(zip(names, budgets, strict=True)))
+    runs = [{f"KL <= {run.epsilon:g}": _certain_cell(run) for run in item.runs if run.rule == "strict"} for item in texts]
+    title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain for any draft with at most this KL(p||q)"
+    yield table_by_columns(title, list(zip(names, runs, strict=True)))
+    yield "for any such draft: share of certain positions, mean run of certain tokens, and least tokens per round."
+
+
+def _budget(item: Budget) -> str:
+    return "\n".join(fmt.interval(value, digits=3) for value in (item.half, item.ninety, item.ninety_nine))
+
+
+def _certain_cell(run: CertainRun) -> str:
+    """Return what is certain under a rule, for any draft with a bounded divergence."""
+    lines = [fmt.share_with_interval(run.certain), f"run {fmt.interval(run.mean_run)}"]
+    return "\n".join(lines + ([f">= {fmt.interval(run.tokens_per_round)}"] if run.tokens_per_round else []))
+
+
+def _spread_cell(values: Sequence[Interval]) -> str:
+    """Return a median with its interval, and how far the values spread."""
+    low, middle, high = values
+    return f"{fmt.interval(middle)}\n{fmt.number(low.value)} to {fmt.number(high.value)}"
+
+
+def _certificate_blocks(report: RunReport, found: Certificates) -> Iterator[Block]:
+    """Yield what thresholds say about each draft."""
+    infinite, nothing = without_mean_divergence(report, found), _uncertified(report, found)
+    for draft in dict.fromkeys(item.draft for item in found.certificates):
+        if draft in infinite:
+            yield f"draft {infinite[draft]}"
+            yield ""
+        if draft not in nothing:
+            mine = [item for item in found.certificates if item.draft == draft]
+            yield from _certified_positions(draft, mine, averaged=draft not in infinite)
+        yield from _lossless_table(draft, [item for item in found.lossless if item.draft == draft], draft in infinite)
+    if found.inexact:
+        part = fmt.percent(found.inexact)
+        yield f"At {part} of positions a rule accepts more tokens than logged: its threshold is a lower bound."
+    if found.unknown:
+        yield f"No certificate is known for {', '.join(found.unknown)}, so no draft has a threshold."
+
+
+def without_mean_divergence(report: RunReport, found: Certificates) -> dict[str, str]:
+    """Say of drafts whose mean KL(p||q) is infinite throughout what stands in its place."""
+    said: dict[str, str] = {}
+    for draft, facts in report.run.draft_models.items():
+        mine = [item for item in found.certificates if item.draft == draft]
+        if facts.reduced_vocabulary and mine and all(math.isinf(item.mean_divergence) for item in mine):
+            bounds = [item for item in found.lossless if item.draft == draft]
+            each = (f"{text_name(item, bounds, not item.on_policy)} {fmt.share(1 - item.beta.value)}" for item in bounds)
+            said[draft] = (
+                f"{draft} cannot propose some tokens that the target can emit: KL(p||q) is infinite at such positions and "
+                f"on average. Mean total variation, 1 - overlap: {', '.join(each)}"
+            )
+    return said
+
+
+def _uncertified(report: RunReport, found: Certificates | None) -> set[str]:
+    """Name drafts with a reduced vocabulary that no rule is certain of at any position."""
+    certificates = found.certificates if found else ()
+    some = {item.draft for item in certificates if item.certified.value > 0}
+    return {item.draft for item in certificates if report.run.draft_models[item.draft].reduced_vocabulary} - some
+
+
+def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool) -> Iterator[Block]:
+    """Yield what is certain of a draft. `averaged`: whether its divergence has a mean."""
+    texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
+    for item in mine:
+        texts.setdefault((item.domain, item.continuation, str(item.sampling), item.on_policy), []).append(item)
+    names = text_names([same[0] for same in texts.values()], mine)
+    certified, rejected = (
+        [(name, {item.rule: cell(item) for item in same}) for name, same in zip(names, texts.values(), strict=True)]
+        for cell in (_certified, _rejected)
+    )
+    yield table_by_columns(f"draft {draft}: certified of accepted, by domain", certified, draft=draft)
+    if averaged:
+        title = f"draft {draft}: share rejected, and its limit at this mean KL(p||q)"
+        yield table_by_columns(title, rejected, draft=draft)
+    certain = sum(round(item.certified.value * item.positions) for item in mine)
+    wrong = sum(item.contradicted for item in mine)
+    yield f"  certified but rejected: {fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
+    yield ""
+
+
+def _certified(item: Certificate | Decile) -> str:
+    if item.certified is None or item.accepted is None:
+        return fmt.NOTHING
+    value = f"{fmt.share(item.certified.value)} of {fmt.share(item.accepted.value)}"
+    return f"{value}\n[{fmt.share(item.certified.low, 2)}, {fmt.share(item.certified.high, 2)}]"
+
+
+def _rejected(item: Certificate) -> str:
+    return f"{fmt.share(1 - item.accepted.value)} <= {fmt.share(item.rejected_at_most)}"
+
+
+def _lossless_table(draft: str, bounds: Sequence[LosslessBounds], cut: bool) -> Iterator[Table]:
+    """Yield beta and its bounds, by domain; of a draft whose vocabulary is `cut` no infinite means."""
+    columns: dict[str, Callable[[LosslessBounds], str]] = {
+        "beta": lambda item: fmt.share_with_interval(item.beta),
+        "bound": lambda item: fmt.share_with_interval(item.sharp),
+        "mean of the\nsmaller KL": lambda item: fmt.number(item.mean_divergence),
+        "bound from\nthe mean": lambda item: fmt.share(item.from_mean),
+    }
+    if cut and all(math.isinf(item.mean_divergence) for item in bounds):
+        columns = dict(list(columns.items())[:2])
+    title = f"draft {draft}: lossless acceptance, and its bound from the smaller KL at each position"
+    note = "  for text that was not sampled: beta at temperature 1; lossless sampling would not write this text"
+    yield from table_of(title, bounds, columns, below=[note] if any(item.sampling is None for item in bounds) else [])
+
+
+def _tenth_blocks(report: RunReport, target: Target) -> Iterator[Block]:
+    """Yield acceptance by tenths of the target's margin, then of its entropy: of rules with certificates that say something
+    what was certified of it, of the verdict's other rules the acceptance alone.
+    """
+    yield figure(
+        report,
+        "difficulty",
+        "Where the draft is right",
+        "From left to right, the target is more certain of its next token. A draft that is low even at the right is a poor "
+        "match for the target; one that is low only at the left is close to the best possible.",
+        "Solid: share of drafts kept, with its interval shaded. Dotted, if the log holds certificates: share "
+        "that the rule could not reject; between them: kept, but not guaranteed.",
+        "margin",
+    )
+    nothing = _uncertified(report, target.certificates)
+    known = target.certificates.certificates if target.certificates else ()
+    certain = {(item.draft, item.rule) for item in known if item.draft not in nothing}
+    decisive = {(result.draft, result.rule) for result in report.results if result.verdict is not None}
+    for draft in report.run.drafts:
+        mine = [item for item in target.tenths if item.draft == draft]
+        both = [item for item in mine if (draft, item.rule) in certain]
+        yield from _tenth_tables(f"draft {draft}: certified of accepted", both, _certified)
+        rest = [item for item in mine if (draft, item.rule) in decisive - certain]
+        yield from _tenth_tables(f"draft {draft}: accepted", rest, lambda item: fmt.share_with_interval(item.accepted))
+
+
+def _tenth_tables(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -> Iterator[Table]:
+    """Yield a table for each axis and kind of text."""
+    for axis in dict.fromkeys(item.axis for item in items):
+        for kind, same in by_kind([item for item in items if item.axis == axis]).items():
+            rows: dict[tuple[float | None, float | None], tuple[str, dict[str, str]]] = {}
+            for item in same:
+                rows.setdefault((item.low, item.high), (_range(item), {}))[1][item.rule] = cell(item)
+            unit = ", nats" if axis == "entropy" else ""
+            title = f"{what}, by tenths of the target's {axis}{unit}{kind}"
+            yield table_by_columns(title, list(rows.values()), named=axis, draft=same[0].draft)
+
+
+def _range(item: Decile) -> str:
+    """Return a tenth by where it begins: the next one begins where it ends."""
+    edge = item.high if item.low is None else item.low
+    if edge is None:
+        return "all"
+    value = fmt.share(edge) if item.axis == "margin" else fmt.number(edge, 3)
+    return f"{'below' if item.low is None else 'from'} {value}"

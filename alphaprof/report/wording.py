@@ -1,0 +1,141 @@
+"""Names, sentences and cells that several sections of a report share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from alphaprof.costs.cost_model import Cost
+from alphaprof.render import format as fmt
+from alphaprof.render.blocks import Figure, text_name
+from alphaprof.report.answer import AtConcurrency, GammaResult, Result, RunFacts
+from alphaprof.report.build import Report, RunReport
+from alphaprof.run.manifest import DraftFacts
+
+
+class OfKind(Protocol):
+    """What concerns one kind of text, whatever its domain."""
+
+    @property
+    def continuation(self) -> str:
+        """How the text came about."""
+
+    @property
+    def sampling(self) -> dict[str, float] | None:
+        """What it was drawn with, if anything."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the target produced it."""
+
+
+Tenth = TypeVar("Tenth", bound=OfKind)
+FEW = 20  # drafts: a share of fewer says little
+FEW_MARK = "'"
+MARKS = {
+    "*": "* off-policy: the rule's own decoding would not emit this text",
+    "~": "~ lossy: measured per step on the target's text; the rule's own text is not measured",
+    FEW_MARK: f"{FEW_MARK} fewer than {FEW} drafts",
+}
+
+
+def figure(report: RunReport, name: str, heading: str, caption: str, marks: str, word: str) -> Figure:
+    """Return a figure, which only the page draws."""
+
+    def draw() -> Any:
+        from alphaprof.render.html.figures import FIGURES
+
+        return FIGURES[name](report)
+
+    return Figure(name, heading, caption, draw, marks, word)
+
+
+def judged(report: RunReport) -> Iterator[tuple[str, list[Result]]]:
+    """Yield the results of each draft and rule that the verdict concerns, with the title that they share."""
+    for draft in report.run.drafts:
+        mine = [result for result in report.results if result.draft == draft and result.verdict is not None]
+        for rule in dict.fromkeys(result.rule for result in mine):
+            yield f"draft {draft}, rule {rule}", [result for result in mine if result.rule == rule]
+
+
+def of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:
+    """Return how a result is written by its best gamma, from how that is."""
+    return lambda result: cell(best) if (best := at_best(result)) else fmt.NOTHING
+
+
+def at_best(result: Result) -> GammaResult | None:
+    """Return a result at its chosen gamma."""
+    return next((item for item in result.gammas if item.gamma == result.gamma), None)
+
+
+def formula(value: str, error: float | None) -> str:
+    """Return what the textbook formula would have said, and by how much it is too high."""
+    return value if error is None else f"{value} ({fmt.signed_percent(error)})"
+
+
+def on_for(report: Report) -> Iterator[str]:
+    """Yield the domains on which alone the draft is surely faster than everywhere, if there are such."""
+    if (only := report.traffic.only) is not None:
+        domains = ", ".join(fmt.short(name) for item in report.domains if (name := str(item.answer.domain)) in only.domains)
+        yield f"on for {domains} only: {fmt.interval(only.speedup, 'x')}"
+
+
+def best_at(item: AtConcurrency) -> str:
+    """Return the best gamma's speedup, and that gamma."""
+    return fmt.NOTHING if item.speedup is None else f"{fmt.interval(item.speedup, 'x')} ({item.gamma})"
+
+
+def charged(cost: Cost) -> str:
+    """Return what a batch pays for in a verification."""
+    if cost.padded:
+        return "verification: gamma + 1 tokens of every sequence, whatever it drafts"
+    return "verification: one step for the tokens of all sequences in the batch, which draft independently"
+
+
+def timed(report: Report) -> bool:
+    """Return whether some draft has a speedup."""
+    return any(item.speedup is not None for answer in report.drafts for item in answer.by_gamma)
+
+
+def alpha_name(run: RunFacts, draft: str) -> str:
+    """Return what alpha of a draft is called: a head's is that of depth 1 alone."""
+    return "accept@1" if run.draft_models[draft].by_depth else "alpha"
+
+
+def wiring_lines(facts: DraftFacts) -> Iterator[str]:
+    """Yield how a head's files were read, and what other readings would get accepted, in words."""
+    if facts.reading:
+        yield "read as " + "; ".join(f"{name}: {value}" for name, value in facts.reading.items())
+    for trial in facts.trials:
+        name = trial.changed or "as measured"
+        engines = f" ({', '.join(trial.engines)})" if trial.engines else ""
+        ahead = f", {trial.ahead:+.3f} (standard error {trial.error:.3f})" if trial.changed else ""
+        yield (
+            f"{name}{engines}: {fmt.share(trial.acceptance)} accepted at depth {trial.depth}{ahead}, "
+            f"{fmt.many(trial.positions, 'position')}"
+        )
+
+
+def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Group results of any rules by the name of their text. Text that the target did not write is marked as off-policy
+    if the domain has text of that kind that it wrote.
+    """
+    texts: dict[tuple[str, str, str, bool], list[Result]] = {}
+    for result in results:
+        texts.setdefault((result.domain, result.continuation, str(result.sampling), result.own), []).append(result)
+    names: dict[str, list[Result]] = {}
+    for (*kind, own), same in texts.items():
+        name = text_name(same[0], results, off_policy=not own and (*kind, True) in texts)
+        while name in names:  # two long names that begin alike
+            name += "\N{PRIME}"
+        names[name] = same
+    return names
+
+
+def by_kind(deciles: Sequence[Tenth]) -> dict[str, list[Tenth]]:
+    """Group tenths by kind of text, under what a title adds for each kind: nothing if there is one."""
+    kinds: dict[str, list[Tenth]] = {}
+    for item in deciles:
+        off = "" if item.on_policy else ", off-policy"
+        kinds.setdefault(f" ({fmt.text_kind(item.continuation, item.sampling)}{off})", []).append(item)
+    return kinds if len(kinds) > 1 else {"": list(deciles)}
