@@ -14,9 +14,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from alphaprof.render.json import render_json
 from alphaprof.report.drawn import ReportAnswer
-from alphaprof.report.build import Report, build_report
+from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.answer import Result
 from alphaprof.run.reader import Run
 from tests.synthetic import Recipe, write_run
@@ -35,53 +34,58 @@ HOSTILE = {
 }
 
 
-def reported(path: Path, recipe: Recipe | None = None) -> Report:
+def reported(path: Path, recipe: Recipe | None = None) -> RunReport:
     """The report of a new synthetic run."""
     return build_report(write_run(path / "run", recipe))
 
 
-def asked(run: Run, **decision: Any) -> Report:
+def asked(run: Run, **decision: Any) -> RunReport:
     """The report of a run under another decision."""
     config = run.manifest.config
     return build_report(run, config=config | {"decision": config["decision"] | decision})
 
 
-def only(report: Report, domain: str, draft: str = "small", rule: str | None = None) -> Result:
+def only(report: RunReport, domain: str, draft: str = "small", rule: str | None = None) -> Result:
     """The one result of a domain and draft (and rule, where the report holds several)."""
-    mine = [result for result in report.results if (result.domain, result.draft) == (domain, draft)]
+    mine = [result for result in every(report) if (result.domain, result.draft) == (domain, draft)]
     (found,) = [result for result in mine if rule in (None, result.rule)]
     return found
 
 
-def codes(report: Report) -> set[str]:
+def every(report: RunReport) -> list[Result]:
+    """The results under all rules."""
+    return [*report.results, *report.section("rules")]
+
+
+def codes(report: RunReport) -> set[str]:
     """The codes of its warnings."""
     return {warning.code for warning in report.notes}
 
 
-def as_terminal(report: Report, width: int = 100, *show: str) -> str:
+def as_terminal(report: RunReport, width: int = 100, *show: str) -> str:
     """What a terminal of that width gets: the sections of these names, by default all."""
     return _drawn(report, width, show or ("all",))
 
 
-def as_first_screen(report: Report, width: int = 100) -> str:
+def as_first_screen(report: RunReport, width: int = 100) -> str:
     """What a terminal of that width gets by itself."""
     return _drawn(report, width, ())
 
 
-def as_markdown(report: Report) -> str:
+def as_markdown(report: RunReport) -> str:
     """What it is as Markdown by itself."""
-    return ReportAnswer.of(report).md()
+    return ReportAnswer(report).md()
 
 
-def _drawn(report: Report, width: int, show: Sequence[str]) -> str:
+def _drawn(report: RunReport, width: int, show: Sequence[str]) -> str:
     buffer = io.StringIO()
-    ReportAnswer.of(report, show).terminal(Console(file=buffer, width=width))
+    ReportAnswer(report, show).terminal(Console(file=buffer, width=width))
     return buffer.getvalue()
 
 
-def as_json(report: Report) -> Any:
+def as_json(report: RunReport) -> Any:
     """The parsed JSON; anything but standard JSON is an error."""
-    return json.loads(render_json(report), parse_constant=pytest.fail)
+    return json.loads(ReportAnswer(report).json(), parse_constant=pytest.fail)
 
 
 def log_of(run: Run) -> pd.DataFrame:

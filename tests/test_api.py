@@ -64,7 +64,7 @@ def test_a_notebook_shows_the_first_screen_without_an_extra(stored: Run, monkeyp
     monkeypatch.setitem(sys.modules, "plotly", None)
     opened = alphaprof.open(stored.path)
     shown, report = opened._repr_html_(), opened.report()
-    assert f">{report.verdict}</b>" in shown
+    assert f">{report.answer.verdict}</b>" in shown
     assert all(f">{item.domain}</th>" in shown for item in report.domains)
     assert "<script" not in shown
 

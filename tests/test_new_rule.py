@@ -68,7 +68,7 @@ def test_the_report_has_its_results_and_says_that_no_certificate_is_known(run: R
     assert same == known
     pairs = [(ours.tokens_per_round, theirs.tokens_per_round) for ours, theirs in zip(less, known, strict=True)]
     assert all(ours and theirs and 1 < ours.value < theirs.value for ours, theirs in pairs)
-    assert report.certificates.unknown == ("lossless", "reluctant_0p5", "reluctant_1")
+    assert report.section("target").certificates.unknown == ("lossless", "reluctant_0p5", "reluctant_1")
     assert "No certificate is known for lossless, reluctant_0p5, reluctant_1" in as_terminal(report, 200)
 
 

@@ -406,7 +406,7 @@ def verdicts_of(report: Any) -> list[Any]:
     traffic = report.traffic
     return [
         (traffic.verdict, traffic.draft, traffic.rule, traffic.gamma),
-        *((each.domain, each.draft, each.rule, each.verdict, each.best_gamma) for each in report.results),
+        *((each.domain, each.draft, each.rule, each.verdict, each.gamma) for each in report.results),
     ]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from alphaprof.errors import AlphaprofError, OptionInvalid, RunMismatch
 from alphaprof.render import format as fmt
-from alphaprof.report.sections.certificates import Array, inexact_share
+from alphaprof.report.sections.target import Array, inexact_share
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, by_cluster, quantile_interval, ratio, share_interval
 from alphaprof.totals.documents import Documents, Units

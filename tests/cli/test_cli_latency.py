@@ -114,7 +114,7 @@ def test_a_profile_with_a_table_times_nothing_and_reports_by_it(profile: Path, t
     run = run_profile(profile, tmp_path / "run", False, *named)
     assert run.latency() is None
     report = build_report(run)
-    assert "by the step times in own.csv: " in report.traffic.reason
+    assert "by the step times in own.csv: " in report.answer.reason
     timed = [result.gammas for result in report.results if result.draft == "close" and result.gammas]
     assert timed
     for gammas in timed:

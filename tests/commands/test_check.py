@@ -60,10 +60,10 @@ def test_the_decision_of_the_run_is_checked_by_default(run: Run) -> None:
 
 def test_a_draft_that_is_named_alone_is_checked_for_go(run: Run) -> None:
     report = build_report(run, config=changed_question(run.manifest.config, ["decision.draft=poor"]))
-    assert report.verdict == "NO-GO"
+    assert report.answer.verdict == "NO-GO"
     code, found, _ = check(run, "--draft", "poor")
     assert (code, found["outcome"], found["draft"], found["gamma"]) == (10, "fail", "poor", 3)
-    assert found["items"][0]["value"] == report.traffic.speedup.value
+    assert found["items"][0]["value"] == report.answer.speedup.value
     for threshold in ((), ("--min-alpha", "0.5")):
         asked = CliRunner().invoke(app, ["check", f"{run.path}:poor", *threshold, "--format", "json"])
         assert asked.stdout == check(run, "--draft", "poor", *threshold)[2].stdout
@@ -290,7 +290,7 @@ def test_hybrids_and_a_p_min_that_is_auto_are_checked_as_the_report_judges_them(
     judged = write_run(tmp_path / "auto", recipe)
     report = build_report(judged)
     code, found, _ = check(judged, "--min-speedup", "0.5")
-    assert (code, found["draft"], found["gamma"]) == (0, report.draft, report.gamma)
+    assert (code, found["draft"], found["gamma"]) == (0, report.answer.draft, report.answer.gamma)
     assert found["items"][0]["documents"] == 30
     config = changed_question(judged.manifest.config, ["hybrids.both={first: ngram, then: small, min_match: 1}"])
     config["decision"] |= {"draft": "both", "p_min": 0}

@@ -130,9 +130,9 @@ def test_what_keeps_a_report_from_deciding_keeps_a_check_from_passing(
 ) -> None:
     run = made(tmp_path / "run")
     report = build_report(run)
-    assert report.verdict == "UNDECIDED"
+    assert report.answer.verdict == "UNDECIDED"
     code, found, _ = check(run, "--undecided", "fail")
-    assert (code, found["outcome"], found["reason"]) == (11, "undecided", report.traffic.reason)
+    assert (code, found["outcome"], found["reason"]) == (11, "undecided", report.answer.reason)
     assert why in found["reason"]
     for measure in measures:
         code, found, _ = check(run, measure, "0.01", "--undecided", "fail")

@@ -243,7 +243,7 @@ def test_clusters_of_either_run_belong_together(tmp_path: Path) -> None:
     ]
     for one, other in (runs, runs[::-1]):
         (strict, *_) = compare(RunDraft(one, "small"), RunDraft(other, "large")).differences
-        assert (strict.documents, strict.clusters) == (20, 4)
+        assert (strict.documents, strict.units) == (20, 4)
 
 
 def test_a_draft_is_not_compared_with_itself(run: Run) -> None:

@@ -350,9 +350,9 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
 def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed: Run) -> None:
     config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"draft": "lookup"}}
     report = build_report(run, config=config)
-    assert json.loads(written(RunDraft(run, "lookup"), "vllm-synthetic"))["num_speculative_tokens"] == report.traffic.gamma
+    assert json.loads(written(RunDraft(run, "lookup"), "vllm-synthetic"))["num_speculative_tokens"] == report.answer.gamma
     for domain in ("code", "chat"):
-        best = only(report, domain, "lookup").best_gamma
+        best = only(report, domain, "lookup").gamma
         found = json.loads(written(RunDraft(run, "lookup"), "vllm-synthetic", domain=domain))
         assert found["num_speculative_tokens"] == best
     scope = scope_of(RunDraft(mixed, "small"), "vllm-synthetic")

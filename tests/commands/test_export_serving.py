@@ -140,7 +140,7 @@ def test_without_a_gamma_the_most_that_the_schedule_asks_for_is_served(run: Run,
     config = table(tmp_path / "times.csv", run)
     config |= {"decision": config["decision"] | {"concurrency": 7}}
     side = RunDraft(run, "small").asked(config)
-    verdict = only(build_report(run, config=config), "code").best_gamma
+    verdict = only(build_report(run, config=config), "code").gamma
     found = export(side, "vllm-config", domain="code")
     content = json.loads(found.text)
     schedule = by_batch(content["num_speculative_tokens_per_batch_size"])

@@ -831,7 +831,7 @@ def test_equal_prompts_and_clusters_are_one_unit(tmp_path: Path) -> None:
     rows = [response(number) | {"talk": talk} for number, talk in enumerate([None, "a", "a", None])]
     rows[3]["prompt_token_ids"] = rows[0]["prompt_token_ids"]
     (result,) = build_report(imported(tmp_path, rows, *STRICT, "--cluster-key", "talk")).results
-    assert (result.documents, result.clusters) == (4, 2)
+    assert (result.documents, result.units) == (4, 2)
 
 
 def test_prompt_hashes_are_those_of_profiled_runs(tmp_path: Path) -> None:

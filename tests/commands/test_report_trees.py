@@ -18,7 +18,7 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.render.answer import answer_text
 from alphaprof.render import format as fmt
 from alphaprof.report.build import build_report
-from alphaprof.report.verdict import held_out
+from alphaprof.report.answer.verdict import held_out
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.trees import Tree, optimal_tree
@@ -129,7 +129,7 @@ def test_rounds_are_those_of_a_plain_loop_over_tokens(run: Run, found: TreesRepo
     """Of every tree, on the held-out documents: rounds, tokens per round, acceptance by depth."""
     text, tested = text_of(found, domain), halves(run, ["code", "chat", "story"])[domain]
     ranks = [values for document, values in rows_by_document(run, domain).items() if document in tested]
-    assert text.tested_documents == text.tested_clusters == len(ranks) > 3
+    assert text.tested_documents == text.held_out == len(ranks) > 3
     for tree, row in zip(found.trees, text.trees, strict=True):
         rounds = [one for values in ranks for one in decoded(values, set(tree.paths))]
         accepted, emitted, ready = (np.array(column) for column in zip(*rounds, strict=True))
@@ -310,8 +310,8 @@ def test_no_cluster_lies_in_both_halves(tmp_path: Path) -> None:
     }
     report = build_trees(RunDraft(made(tmp_path, Recipe(domains=grouped)), "small"))
     for text in report.texts:
-        assert (text.documents, text.clusters) == (12, 4)
-        assert (text.tested_documents, text.tested_clusters) == (6, 2)
+        assert (text.documents, text.units) == (12, 4)
+        assert (text.tested_documents, text.held_out) == (6, 2)
 
 
 def test_nothing_is_held_out_where_nothing_is_chosen(side: RunDraft) -> None:

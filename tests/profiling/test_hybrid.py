@@ -92,7 +92,7 @@ def test_a_report_judges_it_beside_its_parts_and_says_whether_it_is_ahead(run: R
     report = build_report(run)
     assert report.run.drafts == ("close", "ngram", "both")
     assert {answer.draft for answer in report.drafts} == {"close", "ngram", "both"}
-    (curve,) = report.hybrids
+    (curve,) = report.section("gammas").hybrids
     assert {item.min_match for item in curve.results} == {1, 2, 3}
     assert curve.part in ("close", "ngram")
     (own,) = (item for item in curve.results if (item.min_match, item.gamma) == (2, 4))
@@ -137,5 +137,5 @@ def test_draft_steps_are_paid_by_rounds_that_run_them(run: Run) -> None:
     more = max(cost.draft_after_full_ms["close"] - cost.draft_ms["close"], 0.0)  # of each token that a first step reads
     steps += totals["read_by_model_2"].sum() * more
     assert totals["read_by_model_2"].sum() > 0
-    (own,) = (item for item in report.hybrids[0].results if (item.min_match, item.gamma) == (2, 2))
+    (own,) = (item for item in report.section("gammas").hybrids[0].results if (item.min_match, item.gamma) == (2, 2))
     assert own.speedup == pytest.approx(totals["tokens"].sum() * one / (verify + search + kept + steps), rel=1e-6)

@@ -519,7 +519,7 @@ def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(
     assert "not_timed" in progress.warnings
     assert run.latency() is None
     report = build_report(run)
-    assert report.traffic.verdict == "UNDECIDED"
+    assert report.answer.verdict == "UNDECIDED"
     assert report.results[0].alpha is not None
     assert report.results[0].gammas[0].tokens_per_round is not None
 

@@ -110,9 +110,9 @@ def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Ru
 def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     report = build_report(two)
     first = as_first_screen(report).splitlines()[2]
-    assert first.startswith(f"{report.verdict}  ")
+    assert first.startswith(f"{report.answer.verdict}  ")
     assert (
-        f"{report.draft} everywhere, {report.gamma} speculative tokens: {fmt.interval(report.traffic.speedup, 'x')}" in first
+        f"{report.answer.draft} everywhere, {report.answer.gamma} speculative tokens: {fmt.interval(report.answer.speedup, 'x')}" in first
     )
     assert first.endswith(" with Hugging Face, threshold 1.1x")
     assert "Hugging Face on this machine, not your engine" in as_first_screen(report)
@@ -127,7 +127,7 @@ def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_eno
     assert screen.load.columns == ("1", "4", "16", "64")
     best = {item.concurrency: item.speedup for item in report.traffic.load}
     assert screen.load.rows[0][1] == {str(load): f"{speedup.value:.2f}x" for load, speedup in best.items() if speedup}
-    assert best[1] == report.traffic.speedup  # its concurrency is that of the headline
+    assert best[1] == report.answer.speedup  # its concurrency is that of the headline
     enough = [concurrency for concurrency, speedup in best.items() if speedup and speedup.low >= 1.3]
     assert 1 <= len(enough) < 4  # else this run shows nothing
     assert screen.pays == f"surely above 1.3x up to {enough[-1]} at a time"
@@ -141,12 +141,12 @@ def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
     for item, (name, cells) in zip(report.domains, table.rows, strict=True):
         result = only(report, item.domain, str(item.best.draft))
         assert name == item.domain
-        expected = (str(result.documents), item.best.draft, str(result.best_gamma))
+        expected = (str(result.documents), item.best.draft, str(result.gamma))
         assert tuple(cells[column] for column in named) == (*expected, fmt.interval(result.speedup), result.verdict)
     ((name, cells),) = table.footer
     assert (name, cells["share"]) == ("all traffic", "100%")
-    expected = ("60", report.draft, str(report.gamma))
-    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.traffic.speedup), report.verdict)
+    expected = ("60", report.answer.draft, str(report.answer.gamma))
+    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.answer.speedup), report.answer.verdict)
 
 
 def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> None:
@@ -176,7 +176,7 @@ def test_a_go_says_how_to_serve_its_one_draft_and_another_verdict_does_not(two: 
 
 def test_gammas_without_a_clear_difference_stand_below_the_verdict_and_beside_the_command(two: Run) -> None:
     report = asked(two, "decision.min_speedup=0.1")
-    assert report.verdict == "GO"
+    assert report.answer.verdict == "GO"
 
     def alike(*gammas: int) -> FirstScreen:
         return first_screen(dataclasses.replace(report, traffic=dataclasses.replace(report.traffic, alike=gammas)))
@@ -218,7 +218,7 @@ def test_the_one_table_as_csv_has_every_digit(two: Run) -> None:
     for row, item in zip(rows, report.domains, strict=False):
         assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.best.speedup))
         assert (row["draft"], int(row["gamma"]), float(row["share"])) == (item.best.draft, item.best.gamma, item.share)
-    assert float(rows[-1]["speedup"]) == report.traffic.speedup.value if report.traffic.speedup else False
+    assert float(rows[-1]["speedup"]) == report.answer.speedup.value if report.answer.speedup else False
 
 
 def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Run) -> None:
@@ -234,7 +234,7 @@ def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> 
     report = build_report(two)
     traffic = dataclasses.replace(report.traffic, min_speedup=1.1)
     below = dataclasses.replace(report, traffic=dataclasses.replace(traffic, speedup=Interval(1.12, 1.0996, 1.15)))
-    assert f"{report.gamma} speculative tokens: 1.12x [1.0996, 1.15] with " in first_screen(below).about[0]
+    assert f"{report.answer.gamma} speculative tokens: 1.12x [1.0996, 1.15] with " in first_screen(below).about[0]
     reached = dataclasses.replace(report, traffic=dataclasses.replace(traffic, speedup=Interval(1.12, 1.1004, 1.15)))
     assert "1.12x [1.10, 1.15]" in first_screen(reached).about[0]
 
@@ -264,7 +264,7 @@ def test_every_format_draws_a_verdict_that_holds_for_its_domain_alone(form: str,
     report = build_report(two, config=changed_question(two.manifest.config, ["decision.min_speedup=0.1"]))
     assert {item.best.verdict for item in report.domains} == {"GO"}
     alone = [dataclasses.replace(item, adjusted="UNDECIDED") for item in report.domains]
-    text = answer_text(ReportAnswer.of(dataclasses.replace(report, domains=tuple(alone)), ()), form)
+    text = answer_text(ReportAnswer(dataclasses.replace(report, domains=tuple(alone)), ()), form)
     marked = {"terminal": "GO*", "md": r"GO\*", "html": "GO*", "csv": "GO", "json": '"adjusted": "UNDECIDED"'}[form]
     assert text.count(marked) >= len(alone)
     assert ("for all 2 domains together" in text) == (form not in ("csv", "json"))

@@ -53,8 +53,8 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     report = build_report(run)
     text = as_markdown(report)
     told = [read(line) for line in text.split("<details>")[0].splitlines()]
-    screen, whole = first_screen(report), report.traffic.speedup
-    assert told[0].startswith(f"## {SIGNS[report.verdict]} {report.verdict}: small everywhere, 3 speculative tokens: ")
+    screen, whole = first_screen(report), report.answer.speedup
+    assert told[0].startswith(f"## {SIGNS[report.answer.verdict]} {report.answer.verdict}: small everywhere, 3 speculative tokens: ")
     assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}] with Hugging Face, threshold 1.1x" in told[0]
     lines = [*screen.about[1:], screen.times, screen.run, *screen.table.below]
     assert [line for line in lines if line not in "\n".join(told)] == []
@@ -62,7 +62,7 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     assert len(rows) == len(report.domains) + 1 == 3
     aligned = ["---" if name in ("domain", "draft", "verdict", "next best") else "--:" for name in named]
     assert f"|{'|'.join(aligned)}|" in text
-    total = next(item for item in report.drafts if item.draft == report.draft)
+    total = next(item for item in report.drafts if item.draft == report.answer.draft)
     for row, answer in zip(rows, (*(item.best for item in report.domains), total), strict=True):
         cell = dict(zip(named, row, strict=True))
         assert (cell["draft"], cell["γ"], cell["alpha"]) == ("small", "3", f"{answer.acceptance.value:.2f}")

@@ -154,7 +154,7 @@ def of_check(path: Path) -> Answer:
 
 
 ANSWERS: dict[str, Callable[[Path], Answer]] = {
-    "report": lambda path: ReportAnswer.of(everything(path), NAMES),
+    "report": lambda path: ReportAnswer(everything(path), NAMES),
     "check": of_check,
     "compare": of_two,
     "latency": lambda path: Latency.of(timed(path / "run")),

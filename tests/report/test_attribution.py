@@ -14,7 +14,7 @@ import pytest
 
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.sections.attribution import CAUSES, Attribution
+from alphaprof.report.sections.causes import CAUSES, Attribution
 from alphaprof.run.reader import Run
 from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
@@ -68,7 +68,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def of(report: Report, domain: str, draft: str = "small", rule: str = "strict") -> Attribution:
-    (found,) = [item for item in report.causes if (item.domain, item.draft, item.rule) == (domain, draft, rule)]
+    (found,) = [item for item in report.section("causes") if (item.domain, item.draft, item.rule) == (domain, draft, rule)]
     return found
 
 
@@ -152,9 +152,9 @@ def test_what_lies_beyond_the_drafts_context_is_told_apart(context: int, tmp_pat
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRequest) -> None:
     report = build_report(request.getfixturevalue(kind))
-    rules = {item.rule for item in report.causes}
+    rules = {item.rule for item in report.section("causes")}
     assert rules == ({"strict"} if kind == "greedy" else {"one_hot", "lossless"})
-    for item in report.causes:
+    for item in report.section("causes"):
         result = only(report, item.domain, item.draft, item.rule)
         assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage, abs=1e-12)
         assert sum(shares(item).values()) == pytest.approx(item.lost.value, abs=1e-12)

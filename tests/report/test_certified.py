@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from alphaprof.report.sections.certificates import Tally, tallies
-from alphaprof.report.sections.difficulty import decile_counts
-from alphaprof.report.sections.predictability import certain_runs
+from alphaprof.report.sections.target import Tally, tallies
+from alphaprof.report.sections.target import decile_counts
+from alphaprof.report.sections.target import certain_runs
 from alphaprof.rules import rules_of
 from alphaprof.run.reader import Run
 from alphaprof.theory.certificates import budget

@@ -114,7 +114,7 @@ def test_a_report_says_that_acceptance_decays_and_where_it_stops_to_pay(tmp_path
     recipe = Recipe(domains={"code": LONG}, gammas=(1, 4), draft_ms=6.0, timing_error=0.001)
     plain = write_run(tmp_path / "plain", recipe)
     report = build_report(rewritten(write_run(tmp_path / "run", recipe), "small", decaying))
-    (axis,) = report.context
+    (axis,) = report.section("context")
     assert axis.decays
     assert "decay" in codes(report)
     assert axis.pays_below is not None

@@ -119,24 +119,24 @@ def intervals(document: Any) -> Iterator[tuple[float, float, float]]:
 def test_a_degenerate_run_has_a_whole_report(name: str, tmp_path: Path) -> None:
     """A verdict with its reason, every section in every format, and nothing that is not a number. Warnings are errors."""
     report = RUNS[name].report(tmp_path / "run")
-    assert report.verdict == (RUNS[name].verdict or report.verdict)
+    assert report.answer.verdict == (RUNS[name].verdict or report.answer.verdict)
     answers = [answer for answer in (report.traffic, *report.drafts, *report.results) if answer.verdict is not None]
     assert all(answer.verdict in ("GO", "NO-GO", "UNDECIDED") and answer.reason for answer in answers)
     assert "decay" not in codes(report)  # none is planted
     found = list(intervals(as_json(report)))
     assert [each for each in found if not each[0] <= each[1] <= each[2] or math.isinf(each[1])] == []
-    drawn = (as_first_screen(report), as_terminal(report, 100, *NAMES), as_markdown(report), ReportAnswer.of(report).csv())
+    drawn = (as_first_screen(report), as_terminal(report, 100, *NAMES), as_markdown(report), ReportAnswer(report).csv())
     for text in drawn:
         assert "nan" not in text.lower().replace(",", " ").replace("[", " ").replace("]", " ").split()
     assert ("no step times" in drawn[0]) == (report.times is None)
     if name in ON_A_PAGE:
-        assert "<html" in ReportAnswer.of(report).html()
+        assert "<html" in ReportAnswer(report).html()
 
 
 def test_a_draft_that_never_proposes_pays_at_no_context(tmp_path: Path) -> None:
     """It costs nothing and gains nothing: a speedup of exactly 1."""
     report = RUNS["a draft that never proposes"].report(tmp_path / "run")
-    (axis,) = report.context
+    (axis,) = report.section("context")
     assert {best.gamma for item in axis.ranges for best in item.best} == {0}
     assert axis.pays_below is not None
     assert axis.pays_below.value == 0
@@ -147,8 +147,8 @@ def test_a_draft_that_never_proposes_pays_at_no_context(tmp_path: Path) -> None:
 def test_without_rounds_nothing_is_said_of_p_min(name: str, tmp_path: Path) -> None:
     """Tokens per round are not known, and not 0."""
     report = RUNS[name].report(tmp_path / "run")
-    assert report.tokens_per_round is None
-    assert report.stopping == ()
+    assert report.answer.tokens_per_round is None
+    assert report.section("gammas").stopping == ()
     assert "0.00" not in as_terminal(report, 100, "gammas")
     assert RUNS["a domain of one token"].report(tmp_path / "other").stopping  # of the domain that has rounds
 
@@ -161,5 +161,5 @@ def test_one_long_document_of_a_slow_domain_is_not_hidden_by_the_half_that_it_fa
         "long": Domain(documents=1, alpha=0.2, shortest=2000, longest=2000),
     }
     report = build_report(write_run(tmp_path / "run", Recipe(domains=domains, gammas=(1, 3), seed=seed)))
-    assert report.verdict == "UNDECIDED"
+    assert report.answer.verdict == "UNDECIDED"
     assert "long_tail" in codes(report)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaprof.report.sections.difficulty import EXTREMES, SHORTEST
+from alphaprof.report.sections.target import EXTREMES, SHORTEST
 from alphaprof.stats.estimate import autocorrelation
 from tests.loops import each
 from tests.reporting import log_of, only, recounted, reported, rows_of
@@ -58,7 +58,7 @@ def test_tenths_are_those_of_the_log(tmp_path: Path, rule: str) -> None:
     report = reported(tmp_path, recipe)
     rows = log_of(write_run(tmp_path / "again", recipe))
     for axis in ("margin", "entropy"):
-        mine = [item for item in report.difficulty if (item.axis, item.rule) == (axis, rule)]
+        mine = [item for item in report.section("target").tenths if (item.axis, item.rule) == (axis, rule)]
         assert sum(item.positions for item in mine) == (rows["proposed"] > 0).sum()
         for item in mine:
             inside = (rows[f"target_{axis}"] >= (-np.inf if item.low is None else item.low)) & (
@@ -74,12 +74,12 @@ def test_the_slowest_and_the_fastest_documents_are_found(tmp_path: Path) -> None
     recipe = Recipe(domains={"code": Domain(documents=20, spread=0.2), "chat": Domain(documents=12, alpha=0.4, shortest=4)})
     run = write_run(tmp_path / "run", recipe)
     report = reported(tmp_path / "again", recipe)
-    ends = report.documents
+    ends = report.section("documents")
     assert len(ends) == 2 * EXTREMES
     assert [item.speedup for item in ends] == sorted(item.speedup or 0 for item in ends)
     log, speeds = log_of(run), []
     for domain in ("code", "chat"):
-        gamma = only(report, domain).best_gamma
+        gamma = only(report, domain).gamma
         cost = (gamma * 1.0 + 10 + 0.5 * gamma) / 10  # of a round in decode steps: see Recipe
         for document, rows in rows_of(log, domain, "small").groupby("document"):
             if len(rows) >= SHORTEST:

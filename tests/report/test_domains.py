@@ -17,7 +17,7 @@ from alphaprof.report.inputs import ReportInputs, draft_pools
 from alphaprof.report.answer import OnFor
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import on_for
-from alphaprof.report.verdict import CrossFit, Halves, Question, held_out
+from alphaprof.report.answer.verdict import CrossFit, Halves, Question, held_out
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
@@ -108,7 +108,7 @@ def test_a_domain_that_gets_slower_is_named_by_what_leaving_it_out_gains(
     """Over all documents: values added up anew, bounds that decide by the mix of both ways."""
     run = write_run(tmp_path / "run", DEAR)
     report, anew, (pools, inputs) = asked(run, weights=weights), Anew(run, DEAR), pools_of(run)
-    only, option = report.traffic.only, (report.draft, report.gamma)
+    only, option = report.traffic.only, (report.answer.draft, report.answer.gamma)
     assert only.domains == ("code",)
     rows = {domain: anew.domain == domain for domain in DEAR.domains}
     shares = weights or {domain: anew.tokens[mask].sum() / anew.tokens.sum() for domain, mask in rows.items()}
@@ -118,8 +118,8 @@ def test_a_domain_that_gets_slower_is_named_by_what_leaving_it_out_gains(
     )
     assert only.speedup.value == pytest.approx(1 / confined)
     assert only.gain.value == pytest.approx(everywhere / confined)
-    domains, times = list(weights or report.traffic.weights), inputs.timing.times[report.draft]
-    first = [(pools[report.draft][domain].counts(report.gamma), times) for domain in domains]
+    domains, times = list(weights or report.traffic.weights), inputs.timing.times[report.answer.draft]
+    first = [(pools[report.answer.draft][domain].counts(report.answer.gamma), times) for domain in domains]
     second = [one if domain == "code" else without_draft(*one) for domain, one in zip(domains, first, strict=True)]
     mix = Mix.of(weights) if weights else Mix(tuple(domains), None, inputs.strata)
     for found, one in ((only.speedup, mix.routed(second)), (only.gain, mix.gain(first, second))):

@@ -43,14 +43,14 @@ def log_of(run: Run, domain: str) -> pd.DataFrame:
 
 
 def test_coverage_of_the_vocabulary_is_that_of_the_log(run: Run, report: Report) -> None:
-    assert [(item.domain, item.draft) for item in report.vocabulary] == [("code", "head"), ("chat", "head")]
-    for item in report.vocabulary:
+    assert [(item.domain, item.draft) for item in report.section("drafts").vocabulary] == [("code", "head"), ("chat", "head")]
+    for item in report.section("drafts").vocabulary:
         known = log_of(run, item.domain)["in_draft_vocabulary"]
         assert item.proposable.value == pytest.approx(known.mean(), abs=1e-12)
         assert item.proposable.low < known.mean() < item.proposable.high
         assert item.positions == len(known)
     document = as_json(report)["vocabulary"][0]
-    assert document["proposable"]["value"] == report.vocabulary[0].proposable.value
+    assert document["proposable"]["value"] == report.section("drafts").vocabulary[0].proposable.value
 
 
 def test_an_infinite_divergence_is_said_and_not_printed(report: Report) -> None:
@@ -59,7 +59,7 @@ def test_an_infinite_divergence_is_said_and_not_printed(report: Report) -> None:
     assert "draft head cannot propose some tokens that the target can emit: KL(p||q) is infinite" in text
     assert "\\n" not in text
     assert "draft head: certified of accepted" not in text
-    beta = next(item.beta.value for item in report.certificates.lossless if (item.draft, item.domain) == ("head", "code"))
+    beta = next(item.beta.value for item in report.section("target").certificates.lossless if (item.draft, item.domain) == ("head", "code"))
     assert f"Mean total variation, 1 - overlap: code {1 - beta:.3f}" in text
     assert "draft head: share rejected" not in text
     assert "draft small: share rejected" in text
@@ -79,7 +79,7 @@ def test_accept_at_1_is_of_all_positions_and_depth_1_of_real_rounds(run: Run, re
 def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: Report) -> None:
     """Its share: positions of tokens outside of the vocabulary, none of which is accepted."""
     log = log_of(run, "code")
-    (item,) = [each for each in report.causes if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
+    (item,) = [each for each in report.section("causes") if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
     causes = {cause.name: cause for cause in item.causes}
     tied = np.isclose(log["target_top_prob"], log["target_second_prob"], rtol=0.13) & (log["token"] != log["draft_top"])
     outside = ~log["in_draft_vocabulary"].astype(bool) & ~tied
@@ -90,7 +90,7 @@ def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: Repo
 
 def test_what_a_head_of_your_own_lacks_is_more_text(tmp_path: Path) -> None:
     report = reported(tmp_path, dataclasses.replace(RECIPE, drafts={}, heads={"head": {"trained": Trained(80, 9600)}}))
-    causes = [cause for item in report.causes for cause in item.causes if cause.name in ("draft", "draft vocabulary")]
+    causes = [cause for item in report.section("causes") for cause in item.causes if cause.name in ("draft", "draft vocabulary")]
     (remedy,) = {cause.remedy for cause in causes}
     assert remedy.startswith("train this head on more text than the 80 units (9,600 tokens) so far")
 
@@ -116,10 +116,10 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
     for served, decided in ((None, True), ("bfloat16", True), ("fp8", False)):
         decision = {"served_dtype": served} if served else {}
         report = reported(tmp_path / str(served), dataclasses.replace(RECIPE, decision=decision, heads={}))
-        verdicts = {item.verdict for item in report.results if item.verdict} | {report.traffic.verdict}
+        verdicts = {item.verdict for item in report.results if item.verdict} | {report.answer.verdict}
         assert (verdicts == {"UNDECIDED"}) != decided
-        assert ("compare RUN IMPORT" in report.traffic.reason) != decided
-        assert report.traffic.speedup is not None
+        assert ("compare RUN IMPORT" in report.answer.reason) != decided
+        assert report.answer.speedup is not None
         assert report.traffic.served_dtype == (None if decided else "fp8")
         said = "on any engine" if decided else "on any engine that serves the target in bfloat16, not in fp8"
         assert f"{said[1:]}, draft small" in as_terminal(report, 170)
@@ -138,8 +138,8 @@ def test_a_block_has_rounds_of_its_own_length_alone(tmp_path: Path) -> None:
     assert next(answer.gamma for answer in report.drafts if answer.draft == "flash") == 3
     fixed = {"draft": "flash", "gamma": 2}
     report = reported(tmp_path / "fixed", dataclasses.replace(RECIPE, heads={"flash": block}, decision=fixed))
-    assert (report.verdict, report.gamma) == ("UNDECIDED", None)
-    assert "no draft has rounds of 2 speculative tokens" in report.traffic.reason
+    assert (report.answer.verdict, report.answer.gamma) == ("UNDECIDED", None)
+    assert "no draft has rounds of 2 speculative tokens" in report.answer.reason
 
 
 def test_rounds_by_block_are_not_said_to_be_token_by_token(tmp_path: Path) -> None:

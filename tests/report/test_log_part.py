@@ -98,8 +98,8 @@ def test_what_is_told_from_a_part_says_so(reports: tuple[Report, Report, Report]
     assert told < part.run.documents
     (warning,) = [warning for warning in part.notes if warning.code == "part_of_log"]
     assert f"{told} of {part.run.documents} documents" in warning.message
-    assert len(part.causes) == len(whole.causes) > 0
-    for mine, other in zip(part.causes, whole.causes, strict=True):
+    assert len(part.section("causes")) == len(whole.section("causes")) > 0
+    for mine, other in zip(part.section("causes"), whole.section("causes"), strict=True):
         assert mine.documents <= other.documents
         assert (mine.positions < other.positions) == (mine.documents < other.documents)
     assert sum(item.positions for item in part.difficulty) < sum(item.positions for item in whole.difficulty)

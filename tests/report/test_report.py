@@ -101,7 +101,7 @@ def test_off_policy_text_has_alpha_but_no_rounds(report: Report) -> None:
     result = only(report, "poetry")
     assert result.alpha is not None
     assert result.gammas == ()
-    assert (result.verdict, result.best_gamma, result.mismatches) == ("UNDECIDED", None, None)
+    assert (result.verdict, result.gamma, result.mismatches) == ("UNDECIDED", None, None)
     assert "not defined on text that the target did not produce" in result.reason
 
 
@@ -140,7 +140,7 @@ def test_an_interrupted_run_gives_the_numbers_of_its_shards(
 def test_a_run_without_a_complete_shard_has_an_empty_report(run: Run, tmp_path: Path) -> None:
     empty = build_report(interrupted(run, tmp_path / "empty", 0))
     assert empty.results == ()
-    assert (empty.traffic.verdict, empty.traffic.reason) == ("UNDECIDED", "no document is complete yet")
+    assert (empty.answer.verdict, empty.answer.reason) == ("UNDECIDED", "no document is complete yet")
     assert "UNDECIDED" in as_terminal(empty)
     assert as_json(empty)["run"]["documents"] == 0
 
@@ -150,9 +150,9 @@ FIXED = {"draft": "small", "gamma": 2}
 
 def test_fixed_draft_and_gamma_are_judged_by_all_documents(tmp_path: Path) -> None:
     found = reported(tmp_path, Recipe(decision=FIXED))
-    assert (found.traffic.draft, found.traffic.gamma, found.traffic.documents) == ("small", 2, 12)
+    assert (found.answer.draft, found.answer.gamma, found.answer.held_out) == ("small", 2, 12)
     assert (found.traffic.chosen, found.traffic.disagreement) == (False, "")
-    assert all(result.best_gamma == 2 for result in found.results)
+    assert all(result.gamma == 2 for result in found.results)
 
 
 def test_auto_chooses_the_better_draft_and_tests_it_on_all_documents(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_given_weights_weigh_times(tmp_path: Path) -> None:
     recipe = Recipe(decision=FIXED | {"weights": {"code": 0.9, "chat": 0.1}})
     found = reported(tmp_path, recipe)
     code, chat = (only(found, domain).gammas[1] for domain in ("code", "chat"))
-    assert found.traffic.speedup.value == pytest.approx(1 / (0.9 / code.speedup.value + 0.1 / chat.speedup.value))
+    assert found.answer.speedup.value == pytest.approx(1 / (0.9 / code.speedup.value + 0.1 / chat.speedup.value))
     assert not found.traffic.weights_observed
     assert "shares of tokens from the profile" in as_terminal(found)
 
@@ -193,7 +193,7 @@ def test_a_domain_with_two_kinds_of_own_text_counts_both(tmp_path: Path) -> None
     )
     found = reported(tmp_path, recipe)
     assert [(result.continuation, result.documents) for result in found.results] == [("greedy", 6), ("given", 5)]
-    assert found.traffic.documents == 11
+    assert found.answer.held_out == 11
     text = as_terminal(found, 150)
     assert "code (greedy)" in text
     assert "code (given)" in text
@@ -206,7 +206,7 @@ def test_dependent_documents_count_as_one(tmp_path: Path, options: dict[str, Any
     """Documents of one conversation, and documents with equal prompts."""
     found = reported(tmp_path, Recipe(domains={"code": Domain(documents=6, **options)}, decision=FIXED))
     result = only(found, "code")
-    assert (result.documents, result.clusters, found.traffic.documents) == (6, 4, 4)
+    assert (result.documents, result.units, found.answer.held_out) == (6, 4, 4)
     assert "4 of 6" in as_terminal(found)
     assert "only 4 independent documents" in result.reason
     apart = only(reported(tmp_path / "apart", Recipe(domains={"code": Domain(documents=6)}, decision=FIXED)), "code")

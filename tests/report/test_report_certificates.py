@@ -17,8 +17,8 @@ from scipy import stats
 
 from alphaprof.config.load import changed_question
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.sections.certificates import Certificate
-from alphaprof.report.sections.predictability import EPSILONS, Predictability
+from alphaprof.report.sections.target import Certificate
+from alphaprof.report.sections.target import EPSILONS, Predictability
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from tests import reference
@@ -68,7 +68,7 @@ def certificate(
     """The one certificate of a text, draft and rule."""
     key = (domain, kind, draft, rule)
     (found,) = [
-        item for item in report.certificates.certificates if (item.domain, item.continuation, item.draft, item.rule) == key
+        item for item in report.section("target").certificates.certificates if (item.domain, item.continuation, item.draft, item.rule) == key
     ]
     return found
 
@@ -171,7 +171,7 @@ def test_tenths_are_those_of_the_log(report: Report, log: pd.DataFrame, axis: st
     for kind in ("greedy", "sampled", "given", "text"):
         found = [
             item
-            for item in report.difficulty
+            for item in report.section("target").tenths
             if (item.draft, item.rule, item.axis, item.continuation) == ("large", rule, axis, kind)
         ]
         rows = log[(log["draft"] == "large") & (log["kind"] == kind)]
@@ -198,7 +198,7 @@ def test_tenths_are_those_of_the_log(report: Report, log: pd.DataFrame, axis: st
 @pytest.mark.parametrize("draft", MODELS)
 def test_lossless_bounds_are_those_of_the_log(report: Report, log: pd.DataFrame, draft: str) -> None:
     """The means over positions of each bound; and in their order."""
-    for found in (item for item in report.certificates.lossless if item.draft == draft):
+    for found in (item for item in report.section("target").certificates.lossless if item.draft == draft):
         rows = rows_of(log, found.domain, found.continuation, draft)
         rows = rows[rows["overlap"].notna()]
         least = rows[["kl_target_draft", "kl_draft_target"]].astype(float).min(axis=1)
@@ -287,7 +287,7 @@ def test_certified_positions_that_were_rejected_are_an_alarm(tmp_path: Path) -> 
 
 
 def predicted(report: Report, domain: str, kind: str) -> Predictability:
-    (found,) = [item for item in report.predictability if (item.domain, item.continuation) == (domain, kind)]
+    (found,) = [item for item in report.section("target").texts if (item.domain, item.continuation) == (domain, kind)]
     return found
 
 
@@ -531,5 +531,5 @@ def test_a_hybrid_beside_certificates_is_no_draft_of_the_log(tmp_path: Path) -> 
     run = write_run(tmp_path / "run", Recipe(certificates=True, lookups=("ngram",)))
     hybrid = changed_question(run.manifest.config, ["hybrids.both={first: ngram, then: small, min_match: 1}"])
     report = build_report(run, config=hybrid)
-    assert {draft.draft for item in report.predictability for draft in item.free} == {"ngram"}
+    assert {draft.draft for item in report.section("target").texts for draft in item.free} == {"ngram"}
     assert "both" in {result.draft for result in report.results}

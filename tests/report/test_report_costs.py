@@ -161,10 +161,10 @@ def test_speedups_at_every_concurrency(run: Run, report: Report) -> None:
         for gamma in run.gammas:
             spent, plain = spent_of(run, "code", "small", gamma, item.concurrency)
             values[gamma] = plain.sum() / spent.sum()
-        assert item.best_gamma == max(values, key=lambda gamma: values[gamma])
-        assert item.speedup.value == pytest.approx(values[item.best_gamma])
+        assert item.gamma == max(values, key=lambda gamma: values[gamma])
+        assert item.speedup.value == pytest.approx(values[item.gamma])
         assert item.speedup.low < item.speedup.value < item.speedup.high
-    assert result.load[0].speedup == at(report, "code", "small", result.load[0].best_gamma or 0).speedup
+    assert result.load[0].speedup == at(report, "code", "small", result.load[0].gamma or 0).speedup
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -256,7 +256,7 @@ def test_rounds_mean_and_spread_stand_beside_the_median_and_a_tail_is_a_note(tmp
     assert "medians of 10 rounds" in text
     assert re.search(r"target, 4 tokens +10\.380 +1\.030 +29\.189 +10\.131 +103\.108", text)
     assert "slow_tail" in codes(report)
-    assert report.speedup.low < report.speedup.value / 2
+    assert report.answer.speedup.low < report.answer.speedup.value / 2
     assert "slow_tail" not in codes(asked(run, draft="small", gamma=1))
 
 
@@ -271,7 +271,7 @@ def test_halves_of_times_without_rounds_have_one_error(tmp_path: Path) -> None:
     assert all(half["small"] is timing.times["small"] for half in timing.halves)
     crossed, known = asked(run, draft="small"), asked(run, draft="small", gamma=3)
     chosen, fixed = (only(each, "code", "small", "strict") for each in (crossed, known))
-    assert (chosen.chosen, chosen.best_gamma, fixed.chosen, fixed.best_gamma) == (True, 3, False, 3)
+    assert (chosen.chosen, chosen.gamma, fixed.chosen, fixed.gamma) == (True, 3, False, 3)
     assert dataclasses.astuple(chosen.speedup) == pytest.approx(dataclasses.astuple(fixed.speedup))
 
 
@@ -292,8 +292,8 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
         return build_report(run, config=config | {"decision": config["decision"] | decision})
 
     report = decided()
-    assert report.traffic.gamma in (1, 2)
-    assert report.traffic.speedup is not None
+    assert report.answer.gamma in (1, 2)
+    assert report.answer.speedup is not None
     shown = only(report, "code", "small", "strict").gammas
     assert [item.speedup is not None for item in shown] == [True, True, False, False]
     assert [item.verify_cost for item in shown] == [pytest.approx(1.05), pytest.approx(1.1), None, None]
@@ -305,11 +305,11 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
     (note,) = [each for each in decided().notes if each.code == "other_rows"]
     assert "rows of huge, which this run does not have" in note.message
     fixed = decided(draft="small", gamma=2)
-    assert (fixed.traffic.gamma, fixed.traffic.chosen) == (2, False)
+    assert (fixed.answer.gamma, fixed.traffic.chosen) == (2, False)
     assert fixed.speedup is not None
     beyond = decided(draft="small", gamma=4)
     assert (beyond.verdict, beyond.speedup) == ("UNDECIDED", None)
-    assert "step times do not reach gamma 4: that takes steps over 5 tokens" in beyond.traffic.reason
+    assert "step times do not reach gamma 4: that takes steps over 5 tokens" in beyond.answer.reason
 
 
 def test_a_context_outside_takes_the_nearest_and_a_note_says_so(tmp_path: Path) -> None:
@@ -336,8 +336,8 @@ def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
     assert "lookup of draft ngram" in only(report, "code", "ngram", "strict").reason
     assert [item.concurrency for item in only(report, "code", "ngram", "strict").load] == [16, 64]
     assert at(report, "code", "small", 3).speedup is not None
-    assert report.traffic.draft == "small"
-    assert "; ngram was left out: " in report.traffic.reason
+    assert report.answer.draft == "small"
+    assert "; ngram was left out: " in report.answer.reason
     assert [answer.draft for answer in report.drafts] == ["small"]
 
 
@@ -349,7 +349,7 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     altered(run, config=run.manifest.config | {"costs": {"source": "none"}})
     run = Run.open(run.path)
     plain = build_report(run)
-    assert (plain.times, plain.traffic.verdict, plain.traffic.speedup) == (None, "UNDECIDED", None)
+    assert (plain.times, plain.answer.verdict, plain.answer.speedup) == (None, "UNDECIDED", None)
     assert all(result.alpha is not None and result.gammas[0].tokens_per_round is not None for result in plain.results)
     (warning,) = [item for item in plain.notes if item.code == "no_step_times"]
     assert "no step times were asked for (costs.source: none)" in warning.message
@@ -360,7 +360,7 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     config = changed_question(run.manifest.config, ["costs.source=table", f"costs.path={path}"])
     later = build_report(run, config=config)
     assert later.times is not None
-    assert later.traffic.speedup is not None
+    assert later.answer.speedup is not None
     assert "no_step_times" not in codes(later)
     with pytest.raises(ProfileInvalid, match="step times are measured during a run"):
         changed_question(run.manifest.config, ["costs.source=measured"])
@@ -384,7 +384,7 @@ def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, re
         assert mine.gammas == measured.gammas
         assert mine.load == measured.load
     assert (other.times.source, other.times.device) == ("table", "h100.csv")
-    assert "by the step times in h100.csv: " in other.traffic.reason
+    assert "by the step times in h100.csv: " in other.answer.reason
     # Where every target step takes a second, drafting is free: the speedup is tokens per round.
     item = at(build_report(run, config=changed_question(config, ["costs.overhead_ms=1000"])), "code", "small", 3)
     assert item.speedup.value == pytest.approx(item.tokens_per_round.value, rel=0.01)
@@ -427,7 +427,7 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     run = shaped(timed(tmp_path / "run"), tmp_path / "run")
     overrides = ["costs.source=roofline", "costs.accelerator=h100-sxm", "costs.tp=2", "costs.overhead_ms=0.5"]
     report = build_report(run, config=changed_question(run.manifest.config, overrides))
-    assert "by step times computed for 2 x h100-sxm, not measured: " in report.traffic.reason
+    assert "by step times computed for 2 x h100-sxm, not measured: " in report.answer.reason
     assert "not_measured" in codes(report)
     target = ModelShape.from_config(LLAMA)
     setting = CostsAsked("roofline", accelerator="h100-sxm", tp=2)
@@ -457,7 +457,7 @@ def test_the_error_of_computed_times_is_part_of_the_interval_and_larger_elsewher
         assert speedup is not None
         widths.append(math.log(speedup.high / speedup.low))
         pages.append(" ".join(as_terminal(report).split()))
-    overrides.append(f"decision.min_speedup={report.traffic.speedup.value}")
+    overrides.append(f"decision.min_speedup={report.answer.speedup.value}")
     close = build_report(run, config=changed_question(run.manifest.config, overrides)).traffic
     assert close.verdict == "UNDECIDED"
     assert "use step times measured in your engine" in close.reason.partition("; by step times computed")[0]
@@ -493,7 +493,7 @@ def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
     table = build_report(
         run, config=run.manifest.config | {"costs": {"source": "table", "path": str(csv), "overhead_ms": None}}
     )
-    assert table.traffic.speedup == own.traffic.speedup
+    assert table.answer.speedup == own.answer.speedup
     assert [answer.speedup for answer in table.drafts] == [answer.speedup for answer in own.drafts]
     assert [[gamma.speedup for gamma in result.gammas] for result in table.results] == [
         [gamma.speedup for gamma in result.gammas] for result in own.results
@@ -503,4 +503,4 @@ def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
     blind = build_report(
         run, config=run.manifest.config | {"costs": {"source": "table", "path": str(bare), "overhead_ms": None}}
     )
-    assert blind.traffic.speedup.low > own.traffic.speedup.low
+    assert blind.answer.speedup.low > own.answer.speedup.low

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.verdict import held_out
+from alphaprof.report.answer.verdict import held_out
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import lots_of
 from tests.conftest import slow
@@ -141,7 +141,7 @@ def test_break_even_is_the_mean_cost_of_a_round(
     for found in result.gammas:
         tokens, rounds, ms = counted(rows, found.gamma)
         assert found.break_even_length == pytest.approx(ms / rounds / 10)
-        spent = halves[0][other][2] + halves[1][first][2] if found.gamma == result.best_gamma else ms
+        spent = halves[0][other][2] + halves[1][first][2] if found.gamma == result.gamma else ms
         assert found.speedup.value == pytest.approx(10 * tokens / spent)
 
 
@@ -237,9 +237,9 @@ def test_the_traffic_weighs_greedy_text_under_strict_and_sampled_text_under_one_
     rules = {"code": "strict", "story": "one_hot", "novel": "one_hot"}
     speedups = [only(found, domain, draft, rule).gammas[1].speedup for domain, rule in rules.items()]
     time = sum(WEIGHED[domain] / one.value for domain, one in zip(rules, speedups, strict=True) if one)
-    assert found.traffic.speedup.value == pytest.approx(1 / time)
-    assert (found.traffic.rule, found.traffic.draft, found.traffic.gamma) == ("strict and one_hot", draft, 2)
-    assert found.traffic.documents == 8 + 8 + 14
+    assert found.answer.speedup.value == pytest.approx(1 / time)
+    assert (found.answer.rule, found.answer.draft, found.answer.gamma) == ("strict and one_hot", draft, 2)
+    assert found.answer.held_out == 8 + 8 + 14
 
 
 @pytest.mark.parametrize("rule", ["lossless", *slow([("one_hot",)])])
@@ -250,19 +250,19 @@ def test_a_rule_that_is_asked_for_gets_the_verdict(run: Run, rule: str) -> None:
     assert {result.domain for result in decided} == set(POLICY)
     assert {result.domain for result in decided if result.gammas} == set(SAMPLED_TEXT)
     assert all(result.verdict == "UNDECIDED" for result in decided if not result.gammas)
-    assert found.traffic.rule == rule
+    assert found.answer.rule == rule
 
 
 @pytest.mark.parametrize("rule", ["additive_0p2", *slow([("additive_0p1",), ("typical_0p09_0p3",)])])
 def test_a_lossy_rule_never_has_a_verdict(run: Run, rule: str) -> None:
     found = asked(run, rule=rule)
-    assert (found.traffic.verdict, found.traffic.rule) == ("UNDECIDED", rule)
-    assert (found.traffic.speedup, found.traffic.tokens_per_round) == (None, None)
-    assert "alphaprof validate --rule" in found.traffic.reason
+    assert (found.answer.verdict, found.answer.rule) == ("UNDECIDED", rule)
+    assert (found.answer.speedup, found.answer.tokens_per_round) == (None, None)
+    assert "alphaprof validate --rule" in found.answer.reason
     decided = [result for result in found.results if result.verdict is not None]
     assert {result.rule for result in decided} == {rule}
     for result in decided:
-        assert (result.verdict, result.gammas, result.best_gamma, result.lossy) == ("UNDECIDED", (), None, True)
+        assert (result.verdict, result.gammas, result.gamma, result.lossy) == ("UNDECIDED", (), None, True)
         assert "is lossy" in result.reason
         assert "alphaprof validate --rule" in result.reason
     assert as_json(found)["traffic"]["speedup"] is None

@@ -24,9 +24,9 @@ CORPUS = Domain(documents=60, alpha=0.05, on_policy=False, continuation="text")
 def test_a_domain_is_judged_by_all_of_its_text_or_not_at_all(tmp_path: Path) -> None:
     """Its weight counts the plain text as well, which no rule has rounds on."""
     report = reported(tmp_path, Recipe(domains={"code": FAST, "chat": FAST}, sources=[("code", CORPUS)]))
-    assert report.traffic.verdict == "UNDECIDED"
-    assert "(code)" in report.traffic.reason
-    assert report.traffic.speedup is None
+    assert report.answer.verdict == "UNDECIDED"
+    assert "(code)" in report.answer.reason
+    assert report.answer.speedup is None
 
 
 @pytest.mark.parametrize("continuation", ["sampled", "given"])
@@ -35,9 +35,9 @@ def test_text_that_was_not_drawn_from_the_target_gets_no_verdict(tmp_path: Path,
     recipe = Recipe(domains={"false": false}, rules=("one_hot", "lossless"))
     report = reported(tmp_path, recipe)
     result = only(report, "false", rule="one_hot")
-    assert result.verdict == report.traffic.verdict == "UNDECIDED"
+    assert result.verdict == report.answer.verdict == "UNDECIDED"
     assert "was not sampled from these distributions" in result.reason
-    assert "was not sampled from these distributions" in report.traffic.reason
+    assert "was not sampled from these distributions" in report.answer.reason
     honest = reported(tmp_path / "honest", dataclasses.replace(recipe, domains={"story": STORY}))
     assert "not drawn" not in only(honest, "story", rule="one_hot").reason
 
@@ -69,8 +69,8 @@ def test_the_error_of_observed_shares_is_in_the_interval(tmp_path: Path) -> None
     given = reported(tmp_path / "given", dataclasses.replace(TWO, decision={**TWO.decision, "weights": weights}))
     widths = []
     for report in (mixture, limited, given):
-        speedup = report.traffic.speedup
-        assert speedup.value == pytest.approx(mixture.traffic.speedup.value if mixture.traffic.speedup else None, rel=0.02)
+        speedup = report.answer.speedup
+        assert speedup.value == pytest.approx(mixture.answer.speedup.value if mixture.answer.speedup else None, rel=0.02)
         widths.append(math.log(speedup.high / speedup.low))
     assert widths[0] > 2 * widths[1]
     assert widths[1] < 2.5 * widths[2]
@@ -87,7 +87,7 @@ def test_the_interval_of_observed_traffic_is_that_of_one_ratio(tmp_path: Path) -
     cost = {0: 1.0, **{m: (10 + 0.5 * m + m) / 10 for m in range(1, 5)}}
     time = np.array([one["rounds"] * cost[4] for one in documents])
     found = ratio(time, tokens)
-    speedup = build_report(run).traffic.speedup
+    speedup = build_report(run).answer.speedup
     assert speedup.value == pytest.approx(1 / found.value, rel=0.02)  # rounds at the end of a text draft fewer tokens
     t = float(stats.t.ppf(0.95, found.freedom))
     assert math.log(speedup.high / speedup.low) == pytest.approx(2 * t * found.stderr / found.value, rel=0.1)
@@ -96,7 +96,7 @@ def test_the_interval_of_observed_traffic_is_that_of_one_ratio(tmp_path: Path) -
 def test_a_domain_of_one_document_is_part_of_observed_traffic(tmp_path: Path) -> None:
     """And with weights, of which it would be a known share, one document leaves it unknown."""
     rare = dataclasses.replace(TWO, domains={"fast": Domain(documents=30, alpha=0.95), "rare": Domain(documents=1)})
-    assert reported(tmp_path / "observed", rare).traffic.verdict == "GO"
+    assert reported(tmp_path / "observed", rare).answer.verdict == "GO"
     weighted = dataclasses.replace(rare, decision={**TWO.decision, "weights": {"fast": 0.9, "rare": 0.1}})
     traffic = reported(tmp_path / "given", weighted).traffic
     assert traffic.verdict == "UNDECIDED"

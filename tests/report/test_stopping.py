@@ -14,8 +14,8 @@ from alphaprof.config.load import changed_question
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.sections.stopping import P_MINS
-from alphaprof.report.verdict import MIDDLE
+from alphaprof.report.stopping import P_MINS
+from alphaprof.report.answer.verdict import MIDDLE
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 from tests.reporting import as_first_screen, as_terminal
@@ -80,7 +80,7 @@ def recounted(run: Run, gamma: int, p_min: float) -> tuple[int, int, tuple[int, 
 @pytest.mark.parametrize("p_min", [0.0, 0.4, 0.6])
 @pytest.mark.parametrize("gamma", [1, 4, 8])
 def test_the_surface_is_that_of_a_plain_loop(run: Run, report: Report, gamma: int, p_min: float) -> None:
-    (surface,) = report.stopping
+    (surface,) = report.section("gammas").stopping
     assert {item.p_min for item in surface.results} == {0.0, *P_MINS}
     item = next(item for item in surface.results if (item.p_min, item.gamma) == (p_min, gamma))
     rounds, tokens, *ends = recounted(run, gamma, p_min)
@@ -98,7 +98,7 @@ def test_the_surface_is_that_of_a_plain_loop(run: Run, report: Report, gamma: in
 
 
 def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(report: Report, tmp_path: Path) -> None:
-    (surface,) = report.stopping
+    (surface,) = report.section("gammas").stopping
     assert surface.p_min in (0.4, 0.5)
     assert surface.gain is not None
     assert surface.gain.low > 1
@@ -169,19 +169,19 @@ FIXED_AT_8 = ["decision.draft=small", "decision.gamma=8"]
 def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run: Run, report: Report) -> None:
     asked = changed_question(run.manifest.config, ["decision.p_min=auto", "decision.draft=small"])
     chosen = build_report(run, config=asked)
-    assert chosen.conditions.p_min == report.stopping[0].p_min
+    assert chosen.conditions.p_min == report.section("gammas").stopping[0].p_min
     assert chosen.speedup is not None
-    same = next(item for item in report.stopping[0].results if (item.p_min, item.gamma) == (0.4, chosen.gamma))
+    same = next(item for item in report.section("gammas").stopping[0].results if (item.p_min, item.gamma) == (0.4, chosen.gamma))
     assert chosen.tokens_per_round is not None
     assert chosen.tokens_per_round.value == pytest.approx(same.tokens_per_round)
     assert f"(p_min {chosen.conditions.p_min:g})" in as_terminal(chosen)
     assert f"with p_min every speedup is the {MIDDLE}" in as_terminal(chosen)
-    assert f"x ({MIDDLE}) on" in chosen.traffic.reason
+    assert f"x ({MIDDLE}) on" in chosen.answer.reason
     assert "set decision.p_min" not in as_terminal(chosen, 100, "gammas")
     one = build_report(run, config=changed_question(asked, ["decision.gamma=4"]))
     fixed = build_report(run, config=changed_question(asked, ["decision.gamma=4", "decision.p_min=0.4"]))
     assert (one.conditions.p_min, one.traffic.chosen, fixed.traffic.chosen) == (0.4, True, False)
-    assert one.traffic.documents == fixed.traffic.documents == 120  # each half tests what the other chose
+    assert one.answer.held_out == fixed.answer.held_out == 120  # each half tests what the other chose
     assert dataclasses.astuple(one.speedup) == pytest.approx(dataclasses.astuple(fixed.speedup))  # both chose the same
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize, minimize_scalar
 from scipy.special import rel_entr
 
-from alphaprof.report.sections.predictability import certain_runs
+from alphaprof.report.sections.target import certain_runs
 from alphaprof.rules import BoundRule, parse_rule
 from alphaprof.theory.certificates import (
     ACCEPTED,
