@@ -187,35 +187,3 @@ def compare(
     from alphaprof.run.reader import side_of
 
     show(compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma), form, out)
-
-
-@command(group, "alphaprof trees runs/my:small --nodes 8 --nodes 16")
-def trees(
-    run: RunOfDraft,
-    nodes: Annotated[
-        list[int] | None,
-        Option(
-            metavar="N",
-            min=0,
-            max=512,
-            help="Choose the best tree of this size (repeatable; 0: none). Default: 4, 8, 16, 32, 64.",
-        ),
-    ] = None,
-    depth: Annotated[
-        int | None,
-        Option(metavar="N", min=1, max=64, help="Largest depth of a chosen tree. Default: the run's largest gamma."),
-    ] = None,
-    files: Annotated[
-        list[Path] | None,
-        Option("--tree", metavar="FILE", readable=False, help="Your own tree: a JSON list of paths (repeatable)."),
-    ] = None,
-    top: Annotated[int, how(min=0, max=1, help="Index of the draft's top token in --tree files.")] = 0,
-    form: Format = "terminal",
-    out: OutFile = None,
-) -> None:
-    """Predict tokens per round of static draft trees: the best of each size, and your own. Gives no verdict."""
-    from alphaprof.commands.trees import NODES, build_trees, read_trees
-    from alphaprof.run.reader import side_of
-
-    given = read_trees(files or [], top)
-    show(build_trees(side_of(run), NODES if nodes is None else nodes, depth, given), form, out)

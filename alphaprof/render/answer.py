@@ -19,7 +19,7 @@ PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
 
 
 class Answer(Protocol):
-    """What a command answers. Its dataclass fields are its JSON (`Published`), its blocks its text, the outcome in the first.
+    """What a command answers. Its dataclass fields are its JSON (`Published`), its blocks its text; the outcome comes first.
 
     An answer that draws a format by itself has a method without arguments that returns the text and is named as `--format`
     names it, such as `junit` or `csv`; so has `ReportAnswer` for all of them.

@@ -31,6 +31,7 @@ Divergence = Literal["kl", "tv"]
 CHUNK = 8192  # positions at a time: temporaries that stay in cache
 TAIL_SLACK = 1e-6  # float32 probabilities may add up to this much too much
 SMALL, LARGE = 1e-4, 6.0  # nats between which the curve of `beta_bound` is solved for; beyond, its limits are as precise
+SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take from a divergence
 LONGEST = 400.0  # its parameter at LARGE is 202
 
 
@@ -205,6 +206,17 @@ def strict_thresholds(largest: Array, second: Array) -> Array:
     both = largest + second
     x = (largest - second) / both
     return np.asarray(both * (xlog1py(1 + x, x) + xlog1py(1 - x, -x)) / 2)
+
+
+def margin_thresholds(margin: Array, width: int = 1) -> Array:
+    """Return the least KL(p||q) at which all of the draft's `width` most probable tokens can miss the target's top token, by
+    the margin g of its two largest probabilities alone: no p with that margin has a smaller threshold. Sharp.
+
+    ((1 + w g) log(1 + w g) + w (1 - g) log(1 - g)) / (w + 1), attained where the top token has 1/(w + 1) + w g/(w + 1) and w
+    others share the rest evenly.
+    """
+    g = np.asarray(margin, dtype=np.float64)
+    return np.asarray((xlog1py(1 + width * g, width * g) + width * xlog1py(1 - g, -g)) / (width + 1))
 
 
 def beta_bound(kl: Array) -> Array:

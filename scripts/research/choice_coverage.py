@@ -24,7 +24,7 @@ import numpy as np
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, Timing, time_spent
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import step_times
-from alphaprof.report.answer.verdict import Decision, Pair, Question, judge
+from alphaprof.report.verdict import Decision, Pair, Question, judge
 from alphaprof.report.notes import UNSEEN_SHARE, unseen_share
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals

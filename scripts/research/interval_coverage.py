@@ -41,7 +41,7 @@ from alphaprof.costs.speedup import (
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.report.answer.verdict import EVEN, LIKELY, CrossFit, Decision, Question, decide, judge
+from alphaprof.report.verdict import EVEN, LIKELY, CrossFit, Decision, Question, decide, judge
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.gates import Gate, holm
 from alphaprof.stats.gates import judge as judge_gates

@@ -15,7 +15,7 @@ from alphaprof.costs import timing as costs_timing
 from alphaprof.costs.speedup import Mix, Speedup, StepTime, StepTimes, Timing, free_draft, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import step_times
-from alphaprof.report.answer.verdict import (
+from alphaprof.report.verdict import (
     Choice,
     CrossFit,
     Decision,

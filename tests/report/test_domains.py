@@ -17,7 +17,7 @@ from alphaprof.report.inputs import ReportInputs, draft_pools
 from alphaprof.report.answer import OnFor
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import on_for
-from alphaprof.report.answer.verdict import CrossFit, Halves, Question, held_out
+from alphaprof.report.verdict import CrossFit, Halves, Question, held_out
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.answer.verdict import held_out
+from alphaprof.report.verdict import held_out
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import lots_of
 from tests.conftest import slow

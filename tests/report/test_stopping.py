@@ -15,7 +15,7 @@ from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.stopping import P_MINS
-from alphaprof.report.answer.verdict import MIDDLE
+from alphaprof.report.verdict import MIDDLE
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 from tests.reporting import as_first_screen, as_terminal

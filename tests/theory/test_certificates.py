@@ -28,6 +28,7 @@ from alphaprof.theory.certificates import (
     beta_bound,
     budget,
     certify,
+    margin_thresholds,
     pooled,
     strict_thresholds,
     thresholds,
@@ -372,6 +373,20 @@ def test_no_draft_below_the_threshold_has_all_its_top_tokens_rejected(divergence
         assert found.min() >= limit - 1e-12
         closest.append(found.min() / limit)
     assert np.median(closest) < 1.01
+
+
+@each("width", [1, 2, 3, 5])
+def test_the_margin_alone_never_promises_too_much_and_its_bound_is_attained(width: int) -> None:
+    """Against the certificates of whole distributions, for any p; by hand: width 1, margin 0.5 is log 2 - h(0.75)."""
+    p = distributions(2_000, 12, seed=width)
+    exact = certify(parse_rule(f"tree:{width}"), Target(p, p.shape[1])).value
+    assert (margin_thresholds(p[:, 0] - p[:, 1], width) <= exact + 1e-12).all()
+    margin = np.linspace(0.0, 0.99, 12)
+    rest = (1 - margin) / (width + 1)
+    sharpest = np.concatenate([(rest + margin)[:, None], np.repeat(rest[:, None], width, axis=1)], axis=1)
+    attained = certify(parse_rule(f"tree:{width}"), Target(sharpest, width + 1)).value
+    assert margin_thresholds(margin, width) == pytest.approx(attained, abs=1e-12)
+    assert margin_thresholds(np.array([0.5])) == pytest.approx(math.log(2) + 0.25 * math.log(0.25) + 0.75 * math.log(0.75))
 
 
 def test_strict_thresholds_are_certificates_of_the_two_largest_probabilities() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.report.answer.verdict import held_out
+from alphaprof.report.verdict import held_out
 from alphaprof.totals.documents import SETTINGS, Documents, Units, lots_of
 from tests.loops import each
 

@@ -16,9 +16,9 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, interval, many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
-from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.serving import PASTED, VLLM, why_not_served
 from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import why_undecidable
 from alphaprof.report.verdict import Decision, Evidence, Question, judge, pooled_speedup
 from alphaprof.rules import parse_rule

@@ -15,8 +15,8 @@ from alphaprof.errors import OptionInvalid, shown
 
 ALL = "all"
 NAMES = (
-    *("verdict", "drafts", "gammas", "rules", "causes", "load", "context", "requests", "target", "times", "wiring"),
-    *("documents", "notes", "legend"),
+    *("verdict", "drafts", "gammas", "rules", "causes", "load", "context", "requests", "target", "trees", "times"),
+    *("wiring", "documents", "notes", "legend"),
 )
 
 

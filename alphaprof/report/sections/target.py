@@ -26,7 +26,7 @@ from alphaprof.rules import GREEDY, BoundRule, parse_rule, rules_of
 from alphaprof.run.manifest import Manifest
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
-from alphaprof.theory.certificates import beta_bound, budget, strict_thresholds
+from alphaprof.theory.certificates import SLACK, beta_bound, budget, strict_thresholds
 from alphaprof.totals.count import READ, Shape, TotalsRequest, columns_of
 from alphaprof.totals.documents import TextGroup, over_domains
 from alphaprof.totals.log_sample import AXES, LogPart, shards
@@ -39,7 +39,6 @@ STILL_CERTAIN = (0.5, 0.9, 0.99)
 EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
 CLOSE = 0.1  # nats: the KL of a draft that is close to its target, by which a text is called predictable
 MOSTLY, HARDLY = 0.6, 0.4  # share of positions that are certain for such a draft, from which on, and below which
-SLACK = 1e-5  # nats that rounding of float32 sums over a vocabulary can take from a divergence
 TITLE = "what the target alone says: is a domain predictable, and where is acceptance certain"
 EMPTY = "it needs the position log"
 
