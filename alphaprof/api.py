@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from alphaprof.report.build import Report
+    from alphaprof.report.build import RunReport
 
 
 class OpenedRun:
@@ -73,15 +73,17 @@ class OpenedRun:
         frame: pd.DataFrame = self._run.documents().to_pandas()
         return frame
 
-    def report(self, rules: Sequence[str] | None = None, whole_log: bool = False) -> Report:
-        """Return what `alphaprof report` shows; `rules`: other than the profile's, like additive:0.2; `whole_log`: read all
-        of a large position log, not just part of its shards.
+    def report(self, rules: Sequence[str] | None = None, whole_log: bool = False, changes: Sequence[str] = ()) -> RunReport:
+        """Return what `alphaprof report` shows: `answer`, `domains`, `drafts`, and `section(name)`. `rules`: other than the
+        profile's, like additive:0.2; `whole_log`: read all of a large position log, not just part of its shards; `changes`
+        of the question or the step times, as `--set` takes them: "decision.min_speedup=1.2".
         """
-        from alphaprof.config.load import known_rules
+        from alphaprof.config.load import changed_question, known_rules
         from alphaprof.report.build import build_report
 
         named = known_rules([rules] if isinstance(rules, str) else list(rules), "rules") if rules else None
-        return build_report(self._run, rules=named, whole_log=whole_log)
+        config = changed_question(self._run.manifest.config, list(changes)) if changes else None
+        return build_report(self._run, config, named, whole_log)
 
     def _repr_html_(self) -> str:
         """Return the report's first screen as notebooks show it: without a script, and without an extra."""

@@ -228,11 +228,17 @@ def _below(report: Report) -> Iterator[str]:
         marks.append(f"{ALONE}: not certain for all {len(report.domains)} domains together (Holm)")
     if marks:
         yield "; ".join(marks)
-    lacking = [item.answer for item in report.domains if item.answer.documents_needed is not None]
-    if needed := [(fmt.short(str(each.domain), NAME), fmt.count(each.documents_needed or 0)) for each in lacking]:
+    undecided = [item.answer for item in report.domains if item.answer.verdict == "UNDECIDED" and item.answer.held_out]
+    if needed := [
+        (fmt.short(str(each.domain), NAME), fmt.count(each.documents_needed))
+        for each in undecided
+        if each.documents_needed is not None
+    ]:
         (domain, count), *others = needed
         rest = "".join(f", {name} {number}" for name, number in others)
         yield f"to settle: {domain} needs about {count} documents{rest} (even odds)"
+    if other := [fmt.short(str(each.domain), NAME) for each in undecided if each.documents_needed is None]:
+        yield f"more documents alone do not settle {', '.join(other)} (--show drafts)"
     judged = {item.answer.draft for item in report.drafts}  # without a name if it has no rounds
     untimed = [draft for draft in report.run.drafts if draft not in judged]
     if untimed and judged and None not in judged:

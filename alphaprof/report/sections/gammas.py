@@ -97,8 +97,8 @@ def _result(tried: Tried, draft: str, min_match: int, gamma: int) -> HybridResul
 
 
 def draw(report: RunReport) -> Iterator[Block]:
-    """Yield tokens per round and speedup at every gamma, and acceptance by depth if depths differ, under every rule that
-    has rounds of its own.
+    """Yield tokens per round and speedup at every gamma, what an engine's metrics show there, and acceptance by depth, under
+    every rule that has rounds of its own.
     """
     yield _gamma_figure(report)
     yield from _traffic_by_gamma(report)
@@ -114,7 +114,6 @@ def draw(report: RunReport) -> Iterator[Block]:
     every = [*report.results, *report.section("rules")]
     for draft in report.run.drafts:
         mine = [result for result in every if result.draft == draft]
-        by_depth = report.run.draft_models[draft].by_depth or report.run.imported is not None
         decisive = [result for result in mine if result.verdict is not None]
         known = {result.gammas for result in decisive}  # rules can coincide (prompt lookup)
         others = [result for result in mine if result.verdict is None]
@@ -123,8 +122,8 @@ def draw(report: RunReport) -> Iterator[Block]:
             for rule in dict.fromkeys(result.rule for result in same):
                 results = [result for result in same if result.rule == rule]
                 yield from _by_gamma(f"draft {draft}, rule {rule}", results)
-                if by_depth:
-                    yield from _depths(f"draft {draft}, rule {rule}", results)
+                yield from _as_engines_count(f"draft {draft}, rule {rule}", results)
+                yield from _depths(f"draft {draft}, rule {rule}", results)
     for surface in report.section("gammas").stopping:
         yield _stop_table(surface, report.conditions.p_min)
     yield from map(_hybrid_table, report.section("gammas").hybrids)
@@ -251,6 +250,24 @@ def _by_gamma(title: str, results: Sequence[Result]) -> Iterator[Table]:
     what = "tokens per round / speedup" if known else "tokens per round"
     basis = " (all documents; the best gamma as judged)" if known else ""
     yield table_by_columns(f"{title}: {what} by gamma{basis}", rows, footer=costs if known else (), draft=shown[0].draft)
+
+
+def _as_engines_count(title: str, results: Sequence[Result]) -> Iterator[Table]:
+    """Yield the two numbers that engines print: the mean acceptance length, and the share of drafted tokens accepted."""
+    shown = [result for result in results if any(item.acceptance_length is not None for item in result.gammas)]
+    if shown:
+        rows = [
+            (
+                name,
+                {
+                    str(item.gamma): f"{fmt.number(item.acceptance_length)} / {fmt.share(item.accepted_per_drafted)}"
+                    for item in result.gammas
+                },
+            )
+            for name, result in zip(text_names(shown, results), shown, strict=True)
+        ]
+        what = "acceptance length / accepted per drafted token by gamma, as engines count"
+        yield table_by_columns(f"{title}: {what}", rows, draft=shown[0].draft)
 
 
 def _length(item: GammaResult) -> str:
