@@ -113,6 +113,9 @@ class RunReport(Report):
         if isinstance(value, Failed):
             return module.TITLE, [f"error: {value.error}", f"hint: {value.hint}"], False
         if not all(isinstance(block, Figure) for block in blocks):
+            read, of = self.part.run.manifest.documents, self.run.documents
+            if getattr(module, "READS_LOG", False) and read < of:
+                blocks.append(f"read from the log: {read} of {of} documents, in shards spread over it (--whole-log: all)")
             return module.TITLE, blocks, False
         imported, why = self.run.imported, getattr(module, "EMPTY", "")
         if imported is not None:

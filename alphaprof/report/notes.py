@@ -14,10 +14,9 @@ from alphaprof.report.result import SELF_CHECK_FLOOR, self_check
 from alphaprof.report.verdict import SLOW_BASELINE
 from alphaprof.rules import GREEDY, SAMPLED
 from alphaprof.run.manifest import CHAIN, Manifest, left_out_remedy
-from alphaprof.run.notes import concerns_of, note
+from alphaprof.run.notes import NOTES, concerns_of, note
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import unseen
-from alphaprof.totals.count import by_chance
 
 TIES_WORTH_SAYING = 0.01
 MISMATCHES_WORTH_SAYING = 0.01
@@ -44,13 +43,16 @@ def report_notes(
     """
     own = source in TIMED  # else the run's own timing is nobody's business
     found = (
-        *(warning for warning in run.manifest.warnings if own or concerns_of(warning["code"]) != "own times"),
+        *(
+            each
+            for each in run.manifest.warnings
+            if each["code"] in NOTES and (own or concerns_of(each["code"]) != "own times")
+        ),
         *_file_notes(facts, run),
         *_document_notes(facts, run.manifest),
         *_length_notes(facts, answer, traffic),
         *_numeric_notes(pools, facts.dtype),
         *_sample_notes(pools),
-        *_head_notes(pools, run.manifest),
         *more,
         *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, source)),
     )
@@ -59,15 +61,11 @@ def report_notes(
 
 def _file_notes(facts: RunFacts, run: Run) -> Found:
     """Return what is missing of the run or its files."""
-    manifest, documents, logged = run.manifest, facts.documents, facts.log_documents
+    manifest, documents = run.manifest, facts.documents
     if not facts.complete:
         yield note("partial", documents=documents)
     if facts.complete and not all(map(run.has_totals, manifest.drafts)):
         yield note("recounted")
-    if not run.has_log and manifest.imported is None and manifest.shards:
-        yield note("no_log")
-    if logged is not None and logged < documents:  # verdicts and results rest on totals, which are always read whole
-        yield note("part_of_log", read=logged, documents=documents)
 
 
 def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:
@@ -75,8 +73,6 @@ def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:
     for code, left_out in (("skipped", manifest.skipped), ("truncated", manifest.truncated)):
         for reason, number in left_out.items():
             yield note(code, count=number, reason=reason, remedy=left_out_remedy(reason))
-    if halved := sum(shard.halved_batches for shard in manifest.shards):
-        yield note("halved_batches", count=halved)
 
 
 def _length_notes(facts: RunFacts, answer: Answer, traffic: Traffic) -> Found:
@@ -146,20 +142,6 @@ def _sample_notes(pools: Sequence[DraftPool]) -> Found:
         yield note("outside_support", share=impossible / positions)
 
 
-def _head_notes(pools: Sequence[DraftPool], manifest: Manifest) -> Found:
-    """Return what rounds of draft heads leave out that engines do with them."""
-    heads = [name for name, facts in manifest.drafts.items() if facts.by_depth and manifest.imported is None]
-    if heads:
-        yield note("chain", heads=", ".join(heads))
-    drawn = [
-        item.rule
-        for item in pools
-        if item.draft in heads and item.pool.defined and by_chance(item.rule, manifest.drafts[item.draft])
-    ]
-    if drawn and not any(rule.rule.blocks for rule in drawn):
-        yield note("token_by_token", heads=", ".join(heads))
-
-
 def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:
     """Return why a report has no step times; of rounds whose drafts are not known they would say nothing."""
     if manifest.drafting != CHAIN:
@@ -192,12 +174,8 @@ def _cost_notes(cost: Cost, facts: RunFacts) -> Found:
     typical, timed = facts.mean_context, cost.context
     if typical is not None and not timed / CONTEXT_FACTOR <= typical <= timed * CONTEXT_FACTOR:
         yield note("other_context", timed=timed, typical=typical)
-    if cost.others:
-        yield note("other_rows", models=", ".join(map(short, cost.others)))
     if cost.lacking:
         yield note("not_covered", covered=cost.covered, rows="; ".join(cost.lacking))
-    if cost.beyond_prefill:
-        yield note("beyond_prefill", share=percent(cost.beyond_prefill))
     if cost.source == ROOFLINE:
         yield note("not_measured", accuracy=cost.accuracy)
     decode = cost.target_ms.get(1, 0.0)

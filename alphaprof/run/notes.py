@@ -1,4 +1,4 @@
-"""Notes: what a reader of a run must know. One table by code, with message and remedy, the most important first."""
+"""Notes: what a reader of a run must know. Tables by code, with message and remedy, the most important first."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ class NoteKind(NamedTuple):
 
 NOTES: Mapping[str, NoteKind] = {
     # First what can make the answer wrong,
-    "contradicted": NoteKind(
-        "{count} certified positions were rejected, which should be impossible: {where}",
-        "do not trust the logged divergences here; please report this as a bug, with the profile",
-        "texts",
-    ),
     "not_greedy": NoteKind(
         "{domain}: {share:.1%} of tokens are clearly not the target's top token",
         "given text: check that this target generated it greedily, or drop on_policy; text of this run: profile in float32 "
@@ -96,12 +91,6 @@ NOTES: Mapping[str, NoteKind] = {
         "time steps at about {typical:.0f} (costs.context, or the table's context): they get slower as the cache grows",
         "times",
     ),
-    "decay": NoteKind(
-        "acceptance of {draft} decreases with context length: each doubling of the context takes {share:.1%} "
-        "[{low:.1%}, {high:.1%}] more rounds per token",
-        "measure contexts as long as those that you serve; see report --show context",
-        "texts",
-    ),
     "not_measured": NoteKind(
         "step times were computed, not measured: {accuracy}",
         "time the steps of your engine before you deploy",
@@ -112,15 +101,6 @@ NOTES: Mapping[str, NoteKind] = {
         "no draft can predict those reliably",
         "this is expected in 16-bit dtypes; profile in the dtype that you serve",
         "texts",
-    ),
-    "other_rows": NoteKind(
-        "the table of step times has rows of {models}, which this run does not have: they are not used",
-        "nothing, if one table serves several runs; else name its models as the profile names its drafts",
-        "times",
-    ),
-    "no_verdict": NoteKind(
-        "decision.rule {rule} has no timed rounds on this text, so there will be no verdict",
-        "remove decision.rule, or measure the kind of text that the rule applies to (alphaprof rules)",
     ),
     "cut_by_length": NoteKind(
         "{share} of the texts were cut at max_new_tokens: {direction}",
@@ -149,38 +129,10 @@ NOTES: Mapping[str, NoteKind] = {
         "set chat: true or use messages if your traffic uses the template",
         check="chat template",
     ),
-    "halved_batches": NoteKind(
-        "out of memory: {count} batches were halved; values may differ by up to 1e-3 from a run with enough memory",
-        "lower batch_tokens",
-    ),
-    "no_log": NoteKind(
-        "the run directory has no position log: sections that read it are left out, such as why tokens are rejected "
-        "and where drafts are right",
-        "copy positions/ into the run too",
-    ),
-    "part_of_log": NoteKind(
-        "some sections (why tokens are rejected, where drafts are right) read only {read} of {documents} documents "
-        "from the position log, in shards spread over the run; verdicts and results use all documents",
-        "read the whole position log with alphaprof report --whole-log",
-    ),
-    "never_full": NoteKind(
-        "no round accepted more than {deepest} of {gamma} drafted tokens",
-        "use a smaller gamma, which would accept as many; if SGLang ran with --speculative-eagle-topk above 1, import with "
-        "--drafting tree",
-    ),
     "imported": NoteKind(
         "rounds are as counted by the engine. Alpha, coverage, near-ties and other gammas are unknown: drafts after a "
         "rejection are never tested, and accepted / drafted is not alpha",
         "measure them with alphaprof profile, if it can load the draft",
-    ),
-    "plain_steps": NoteKind(
-        "{rounds} rounds without a draft, in {plain} of {requests} requests, were derived from completion_tokens alone: "
-        "a request may have up to gamma more if its last round passes the end of the text",
-        "tokens per round counts them, acceptance length does not; a draft that always proposes has no such rounds",
-    ),
-    "no_steps": NoteKind(
-        "{idle} of {requests} requests have no round with a draft; they are kept as plain decoding",
-        "expected for answers of one token; otherwise check whether drafting was switched off under load",
     ),
     "prompts_unknown": NoteKind(
         "prompts are identified by {known_by} ({lacking} of {requests} requests have no prompt_token_ids): "
@@ -193,19 +145,31 @@ NOTES: Mapping[str, NoteKind] = {
         "most that a round can accept",
         "for acceptance by depth, exports and speedups, use chains of a fixed length",
     ),
-    "beyond_prefill": NoteKind(
-        "{share} of the prompts are longer than the longest timed prefill: their time is extrapolated from the last two "
-        "times, and request speedups depend on it",
-        "add the prompts' length to costs.context, or to the table of step times",
+    "not_modelled": NoteKind(
+        "the target's generation config sets {setting}, which is not supported: texts are sampled without it",
+        "expect a different acceptance on a server that applies it",
+        check="sampling",
     ),
-    "token_by_token": NoteKind(
-        "lossless rounds of {heads} verify token by token: if the engine verifies by block, a round emits at least as "
-        "many tokens on average",
-        "add block to rules and profile again; --reuse-continuations keeps the text",
+}
+# What is said once, on standard error, while a run is made; its manifest keeps it, and reports do not repeat it.
+REMARKS: Mapping[str, NoteKind] = {
+    "no_verdict": NoteKind(
+        "decision.rule {rule} has no timed rounds on this text, so there will be no verdict",
+        "remove decision.rule, or measure the kind of text that the rule applies to (alphaprof rules)",
     ),
-    "chain": NoteKind(
-        "rounds of {heads} draft a chain; if the engine drafts a tree, it accepts more",
-        "import the metrics of an engine that drafts trees; SGLang drafts chains with --speculative-eagle-topk 1",
+    "never_full": NoteKind(
+        "no round accepted more than {deepest} of {gamma} drafted tokens",
+        "use a smaller gamma, which would accept as many; if SGLang ran with --speculative-eagle-topk above 1, import with "
+        "--drafting tree",
+    ),
+    "plain_steps": NoteKind(
+        "{rounds} rounds without a draft, in {plain} of {requests} requests, were derived from completion_tokens alone: "
+        "a request may have up to gamma more if its last round passes the end of the text",
+        "tokens per round counts them, acceptance length does not; a draft that always proposes has no such rounds",
+    ),
+    "no_steps": NoteKind(
+        "{idle} of {requests} requests have no round with a draft; they are kept as plain decoding",
+        "expected for answers of one token; otherwise check whether drafting was switched off under load",
     ),
     "larger_tokenizer": NoteKind(
         "the target's tokenizer has ids up to {last}, but the target has embeddings for {rows} ids only: it cannot read "
@@ -217,11 +181,6 @@ NOTES: Mapping[str, NoteKind] = {
         "{model}: logits of a whole document are computed in one forward pass, which takes more memory",
         "lower max_new_tokens if memory runs out",
         check="memory",
-    ),
-    "not_modelled": NoteKind(
-        "the target's generation config sets {setting}, which is not supported: texts are sampled without it",
-        "expect a different acceptance on a server that applies it",
-        check="sampling",
     ),
     "no_thresholds": NoteKind(
         "certificates: true has no effect, because none of the rules has a threshold ({rules})",
@@ -237,7 +196,7 @@ RANKS = {code: rank for rank, code in enumerate(NOTES)}
 
 def note(code: str, **facts: object) -> dict[str, str]:
     """Return a note as code, message and remedy, with its facts in their places."""
-    kind = NOTES[code]
+    kind = NOTES.get(code) or REMARKS[code]
     return {"code": code, "message": kind.message.format(**facts), "remedy": kind.remedy.format(**facts)}
 
 
@@ -248,4 +207,5 @@ def concerns_of(code: str) -> Concerns | None:
 
 def check_of(code: str) -> str:
     """Return the check of a dry run that shows a note."""
-    return (NOTES[code].check if code in NOTES else None) or code.replace("_", " ")
+    kind = NOTES.get(code) or REMARKS.get(code)
+    return (kind.check if kind else None) or code.replace("_", " ")

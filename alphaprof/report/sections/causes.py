@@ -33,6 +33,7 @@ from alphaprof.totals.lookup import first_proposals, joined_texts
 Array = np.ndarray[Any, Any]
 TITLE = "why drafted tokens are rejected, and what would help"
 EMPTY = "it needs the position log (positions/), and text under a rule of the verdict"
+READS_LOG = True
 WIDTH = 4  # of the tree that a cause speaks of
 UNSURE = 0.1  # nats: if a smaller KL(p||q) allows a rejection, even good drafts are not safe
 NO_PROPOSAL, BEYOND, TIE, VOCABULARY, SPECIAL, LOOKUP, RANK, UNCERTAIN, DRAFT = CAUSES = (

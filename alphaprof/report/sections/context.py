@@ -30,7 +30,8 @@ from alphaprof.totals.replay import RoundCounts, Rounds, Trace, listed_rounds
 ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
 ALL = Mix(("",), None)
 TITLE = "acceptance and speedup by length of context"
-EMPTY = "it needs the position log, greedy or one_hot rounds, and two context ranges of {ENOUGH} documents"
+EMPTY = f"it needs the position log, greedy or one_hot rounds, and two context ranges of {ENOUGH} documents"
+READS_LOG = True
 
 
 @dataclass(frozen=True)

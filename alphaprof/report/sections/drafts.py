@@ -13,6 +13,7 @@ from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
 from alphaprof.report.wording import alpha_name, figure, formula, judged, of_best
 from alphaprof.stats.estimate import Interval
+from alphaprof.totals.count import by_chance
 from alphaprof.totals.log_sample import LogPart, shards
 
 TITLE = "every draft by domain, at its best gamma"
@@ -91,6 +92,7 @@ def draw(report: RunReport) -> Iterator[Block]:
     for title, results in judged(report):
         every = [result for result in report.results if result.draft == results[0].draft]
         yield _by_domain(title, results, every, alpha_name(report.run, results[0].draft))
+    yield from _rounds_of_heads(report)
     coverage: dict[str, Callable[[VocabularyCoverage], str]] = {
         "docs": lambda item: str(item.documents),
         "can propose": lambda item: fmt.share_with_interval(item.proposable),
@@ -99,6 +101,17 @@ def draw(report: RunReport) -> Iterator[Block]:
     for draft in report.run.drafts:
         items = [item for item in report.section("drafts").vocabulary if item.draft == draft]
         yield from table_of(f"draft {draft}: coverage of its vocabulary", items, coverage, below=[note])
+
+
+def _rounds_of_heads(report: RunReport) -> Iterator[str]:
+    """Yield what engines may do with draft heads that these rounds leave out."""
+    facts = report.run.draft_models
+    heads = [draft for draft in report.run.drafts if facts[draft].by_depth and report.run.imported is None]
+    if heads:
+        yield f"rounds of {', '.join(heads)} draft a chain: an engine that drafts trees with it accepts more"
+        drawn = [item.rule for item in report.pools if item.draft in heads and by_chance(item.rule, facts[item.draft])]
+        if drawn and not any(rule.rule.blocks for rule in drawn):
+            yield "they verify token by token: by block (rule block) a round emits at least as many tokens on average"
 
 
 def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], alpha: str) -> Table:

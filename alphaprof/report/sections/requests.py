@@ -28,3 +28,6 @@ def draw(report: RunReport) -> Iterator[Block]:
         shown = [result for result in results if (best := at_best(result)) and best.of_documents]
         cells = {name: of_best(cell) for name, cell in columns.items()}
         yield from table_of(f"{title}: requests and single documents", shown, cells, among=results)
+    if report.times is not None and report.times.beyond_prefill:
+        share = fmt.percent(report.times.beyond_prefill)
+        yield f"{share} of the prompts are longer than the longest timed prefill: their time is extrapolated from the last two"

@@ -41,6 +41,7 @@ CLOSE = 0.1  # nats: the KL of a draft that is close to its target, by which a t
 MOSTLY, HARDLY = 0.6, 0.4  # share of positions that are certain for such a draft, from which on, and below which
 TITLE = "what the target alone says: is a domain predictable, and where is acceptance certain"
 EMPTY = "it needs the position log"
+READS_LOG = True
 
 
 @dataclass(frozen=True)

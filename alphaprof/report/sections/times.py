@@ -58,6 +58,9 @@ def draw(report: RunReport) -> Iterator[Block]:
         if item.lost_share is not None:
             line += f"; it cuts the context that fits in memory by {fmt.percent(item.lost_share)}"
         yield line
+    if cost.others:
+        models = ", ".join(map(fmt.short, cost.others))
+        yield f"the table has rows of {models}, which this run does not have: they are not used"
 
 
 def _origin(cost: Cost) -> Iterator[str]:

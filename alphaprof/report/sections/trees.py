@@ -31,6 +31,7 @@ WIDTHS = (1, 2, 4, 8)  # of one level of a tree
 ONE = Mix(("text",), (1.0,))  # one domain alone
 TITLE = "what static draft trees would give"
 EMPTY = "it needs the position log, and a draft with ranks (a head: ranks_by_depth: true)"
+READS_LOG = True
 
 
 @dataclass(frozen=True)
