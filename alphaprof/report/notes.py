@@ -43,11 +43,7 @@ def report_notes(
     """
     own = source in TIMED  # else the run's own timing is nobody's business
     found = (
-        *(
-            each
-            for each in run.manifest.warnings
-            if each["code"] in NOTES and (own or concerns_of(each["code"]) != "own times")
-        ),
+        *(each for each in run.manifest.warnings if own or concerns_of(each["code"]) != "own times"),
         *_file_notes(facts, run),
         *_document_notes(facts, run.manifest),
         *_length_notes(facts, answer, traffic),
@@ -56,7 +52,7 @@ def report_notes(
         *more,
         *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, source)),
     )
-    return tuple(Note(**each) for each in found)
+    return tuple(Note(**each) for each in found if each["code"] in NOTES)
 
 
 def _file_notes(facts: RunFacts, run: Run) -> Found:

@@ -30,4 +30,4 @@ def draw(report: RunReport) -> Iterator[Block]:
         yield from table_of(f"{title}: requests and single documents", shown, cells, among=results)
     if report.times is not None and report.times.beyond_prefill:
         share = fmt.percent(report.times.beyond_prefill)
-        yield f"{share} of the prompts are longer than the longest timed prefill: their time is extrapolated from the last two"
+        yield f"{share} of the prompts are longer than the longest timed prefill, so their time is extrapolated"

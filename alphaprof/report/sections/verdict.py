@@ -18,6 +18,9 @@ def draw(report: RunReport) -> Iterator[Block]:
     yield f"target {run.target}   {run.dtype}   drafts {', '.join(run.drafts)}"
     yield f"text {'; '.join(run.texts) or 'none'}"
     yield f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}"
+    if halved := sum(shard.halved_batches for shard in report.inputs.run.manifest.shards):
+        batches = "1 batch was" if halved == 1 else f"{halved} batches were"
+        yield f"out of memory: {batches} halved; values may differ by up to 1e-3 from a run with enough memory"
     if run.imported is not None:
         known = "rounds are known at the served gamma only; alpha and coverage are not known (n/a)"
         yield f"imported from per-request metrics of {run.imported}: {known}"
