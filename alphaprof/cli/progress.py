@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from alphaprof.render.tables import plain
+from alphaprof.render.terminal import plain
 
 LOG_EVERY_S = 15.0
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from alphaprof.render import format as fmt
 
-Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading
+Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading: text, `fmt.Number` or `Outcome`
 
 
 class OfText(Protocol):
@@ -93,8 +93,6 @@ class Verbatim:
     lines: Sequence[str]
 
 
-# A str is a line: leading spaces indent it, an empty one sets apart, and a word of `OUTCOMES` at its beginning stands out.
-Block = Table | Small | Figure | Heading | Verbatim | str
 GOOD, BAD, UNSURE = "go", "no-go", "undecided"  # classes of the page, too
 OUTCOMES = {
     "GO": GOOD,
@@ -102,23 +100,34 @@ OUTCOMES = {
     "UNDECIDED": UNSURE,
     "PASS": GOOD,
     "FAIL": BAD,
-    "pass": GOOD,
-    "fail": BAD,
-    "undecided": UNSURE,
     "WITHIN": GOOD,
     "OUTSIDE": BAD,
     "TOO NOISY TO TELL": UNSURE,
     "NOT PREDICTED": BAD,
     "problem": BAD,
     "note": UNSURE,
-    "note:": UNSURE,
 }
 
 
-def outcome_of(line: str) -> str:
-    """Return the word of `OUTCOMES` that begins a line; empty if none does."""
-    fitting = (word for word in OUTCOMES if line == word or line.startswith((f"{word} ", f"{word}:")))
-    return max(fitting, key=len, default="")
+class Outcome(str):
+    """A verdict, an outcome or a note, as a cell or at the beginning of a line: text whose first `word` stands out."""
+
+    word: str
+
+    def __new__(cls, word: str, rest: str = "") -> Outcome:
+        """Return a word of `OUTCOMES`, and what follows it."""
+        found = super().__new__(cls, word + rest)
+        found.word = word
+        return found
+
+    @property
+    def kind(self) -> str:
+        """Return whether it is good, bad or unsure."""
+        return OUTCOMES[self.word]
+
+
+# A str is a line: leading spaces indent it, an empty one sets apart.
+Block = Table | Small | Figure | Heading | Verbatim | str
 
 
 def table_of(

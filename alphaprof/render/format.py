@@ -7,52 +7,89 @@ import math
 from alphaprof.errors import visible as visible
 from alphaprof.stats.estimate import Interval
 
-NOTHING = "n/a"
 NAME = 40  # characters of a domain's name that are shown
 
 
-def share(value: float | None, digits: int = 3) -> str:
+class Number(str):
+    """A quantity as text that still knows its value and its interval, `low` to `high`, which drawers put beside the value or
+    below it; `head`: the text without it.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    head: str
+
+    def __new__(cls, head: str, interval: str = "", values: Interval | float | None = None) -> Number:
+        """Return the text of a value, and of its interval if it has one; `values`: both as numbers."""
+        found = super().__new__(cls, f"{head} {interval}" if interval else head)
+        found.head = head
+        found.value, found.low, found.high = (
+            (values.value, values.low, values.high) if isinstance(values, Interval) else (values, None, None)
+        )
+        return found
+
+    @property
+    def interval(self) -> str:
+        """Its interval as text; empty without one."""
+        return self[len(self.head) + 1 :]
+
+    @property
+    def stacked(self) -> str:
+        """The text with the interval below the value."""
+        return f"{self.head}\n{self.interval}" if self.interval else str(self)
+
+    def marked(self, mark: str, at_end: bool = False) -> Number:
+        """Return the same with a mark behind the value, or behind everything."""
+        found = Number(self.head, self.interval + mark) if at_end else Number(self.head + mark, self.interval)
+        found.value, found.low, found.high = self.value, self.low, self.high
+        return found
+
+
+NOTHING = Number("n/a")
+
+
+def share(value: float | None, digits: int = 3) -> Number:
     """Return a share in [0, 1]; 0.9996 is not written as 1.000, and 0.0004 not as 0.000."""
     if value is None:
         return NOTHING
     text = f"{value:.{digits}f}"
     if 0 < value < 1 and float(text) in (0.0, 1.0):
         edge = 10.0**-digits
-        return f"<{edge:.{digits}f}" if value < 0.5 else f">{1 - edge:.{digits}f}"
-    return text
+        text = f"<{edge:.{digits}f}" if value < 0.5 else f">{1 - edge:.{digits}f}"
+    return Number(text, values=value)
 
 
-def share_with_interval(interval: Interval | None) -> str:
+def share_with_interval(interval: Interval | None) -> Number:
     """Return a share with its interval."""
     if interval is None:
         return NOTHING
-    return f"{share(interval.value)} [{share(interval.low, 2)}, {share(interval.high, 2)}]"
+    return Number(share(interval.value), f"[{share(interval.low, 2)}, {share(interval.high, 2)}]", interval)
 
 
-def number(value: float | None, digits: int = 2, unit: str = "") -> str:
+def number(value: float | None, digits: int = 2, unit: str = "") -> Number:
     """Return a quantity, 0 or above; infinity is written as such, and 0.004 not as 0.00."""
     if value is None:
         return NOTHING
-    if math.isinf(value):
-        return f"inf{unit}"
-    text = f"{value:.{digits}f}"
+    text = "inf" if math.isinf(value) else f"{value:.{digits}f}"
     if value > 0 and float(text) == 0:
-        return f"<{10.0**-digits:.{digits}f}{unit}"
-    return f"{text}{unit}"
+        text = f"<{10.0**-digits:.{digits}f}"
+    return Number(text + unit, values=value)
 
 
-def interval(value: Interval | None, unit: str = "", digits: int = 2) -> str:
+def interval(value: Interval | None, unit: str = "", digits: int = 2) -> Number:
     """Return a quantity with its interval."""
     if value is None:
         return NOTHING
-    return f"{number(value.value, digits, unit)} [{number(value.low, digits)}, {number(value.high, digits)}]"
+    ends = f"[{number(value.low, digits)}, {number(value.high, digits)}]"
+    return Number(number(value.value, digits, unit), ends, value)
 
 
-def difference(value: Interval | None, digits: int) -> str:
+def difference(value: Interval | None, digits: int) -> Number:
     """Return a signed quantity with its interval."""
     if value is None:
         return NOTHING
-    return f"{value.value:+.{digits}f} [{value.low:+.{digits}f}, {value.high:+.{digits}f}]"
+    return Number(f"{value.value:+.{digits}f}", f"[{value.low:+.{digits}f}, {value.high:+.{digits}f}]", value)
 
 
 def text_kind(continuation: str, sampling: dict[str, float] | None) -> str:

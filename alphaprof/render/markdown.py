@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from alphaprof.render.blocks import BAD, GOOD, OUTCOMES, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, outcome_of
+from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Outcome, Small, Table, Verbatim
 from alphaprof.render.format import sentence, short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:$])")
 SYMBOLS_IN_SENTENCES = re.compile(r"([\\`*_{}\[\]#|~>@$])")
 LINKS = re.compile(r"(?i)://|\bwww\.|:(?=[^\s:]+:)")  # what a page of Markdown makes a link or an emoji of by itself
-SIGNS = {word: {GOOD: "✅", BAD: "❌", UNSURE: "❔"}[kind] for word, kind in OUTCOMES.items()}
+SIGNS = {GOOD: "✅", BAD: "❌", UNSURE: "❔"}
 
 
 def escaped(text: str) -> str:
@@ -26,6 +26,12 @@ def escaped_sentence(text: str) -> str:
     return LINKS.sub(lambda found: SYMBOLS.sub(r"\\\1", found[0]), _neutral(SYMBOLS_IN_SENTENCES, text))
 
 
+def signed(text: str) -> str:
+    """Return a sentence; an outcome has its sign before it."""
+    sign = f"{SIGNS[text.kind]} " if isinstance(text, Outcome) else ""
+    return sign + escaped_sentence(text)
+
+
 def _neutral(symbols: re.Pattern[str], text: str) -> str:
     return symbols.sub(r"\\\1", visible(text)).replace("&", "&amp;").replace("<", "&lt;")
 
@@ -34,8 +40,7 @@ def text(blocks: Iterable[Block]) -> str:
     """Return an answer as Markdown: its first line as a heading with the outcome's sign, then its other blocks."""
     first, *others = blocks
     assert isinstance(first, str)  # noqa: S101  every answer begins with a line
-    word = outcome_of(first)
-    lines = [f"## {SIGNS[word]} {escaped_sentence(first)}" if word else f"## {escaped_sentence(first)}", ""]
+    lines = [f"## {signed(first)}", ""]
     return "\n".join([*lines, *block_lines(others)]).rstrip() + "\n"
 
 
@@ -83,5 +88,4 @@ def table_lines(table: Table) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     """Return a heading or cell; its line breaks stay, and an outcome has its sign."""
-    sign = SIGNS.get(text.rstrip("*"))
-    return f"{sign} {escaped_sentence(text)}" if sign else "<br>".join(map(escaped_sentence, text.split("\n")))
+    return "<br>".join(map(escaped_sentence, text.split("\n"))) if "\n" in text else signed(text)

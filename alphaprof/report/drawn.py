@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Heading, Row, Table
+from alphaprof.render.blocks import Block, Heading, Outcome, Row, Table
 from alphaprof.render.json import render_json
-from alphaprof.render.markdown import SIGNS, block_lines, escaped_sentence, table_lines
-from alphaprof.render.tables import plain
-from alphaprof.render.terminal import COLOURS, draw
+from alphaprof.render.markdown import block_lines, escaped_sentence, signed, table_lines
+from alphaprof.render.terminal import STYLES, draw, plain
 from alphaprof.report.build import RunReport
-from alphaprof.report.first_screen import ALONE, LESS, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.first_screen import LESS, FirstScreen, first_screen, first_screen_csv
 from alphaprof.report.sections import ALL, NAMES
 
 COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds to it
@@ -69,7 +68,7 @@ class ReportAnswer:
     def md(self) -> str:
         """Return the first screen, then all sections folded, or those that were asked for alone and unfolded."""
         screen = first_screen(self.report)
-        lines = [f"## {SIGNS[screen.verdict]} {screen.verdict}: {escaped_sentence(screen.about[0])}", ""]
+        lines = [f"## {signed(screen.verdict)}: {escaped_sentence(screen.about[0])}", ""]
         for line in (*screen.about[1:], screen.times, screen.run):
             lines += [escaped_sentence(line), ""] if line else []
         lines += table_lines(screen.table)
@@ -124,7 +123,7 @@ def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others
     yield from said("", screen.run, indent=0, cut=" (--show verdict)")
     yield Text()
     first, *behind = screen.about
-    yield from said(screen.verdict, first, style=COLOURS[screen.verdict])
+    yield from said(screen.verdict, first, style=STYLES[screen.verdict.kind])
     for line in behind:
         yield from said("", line, most=others + 1, cut=" (--show verdict)")
     yield from said("Times", screen.times)
@@ -190,8 +189,9 @@ def _domain_lines(table: Table, width: int) -> tuple[list[Text], list[str]]:
     for place, (row, cells) in enumerate(zip(rows, texts, strict=True)):
         for column in shown:
             cells[column].align("left" if column in (table.named, *table.left) else "right", widths[column])
-        if place:
-            cells["verdict"].stylize(COLOURS[row["verdict"].rstrip(ALONE)])
+        for column, cell in row.items():
+            if isinstance(cell, Outcome):
+                cells[column].stylize(STYLES[cell.kind])
         lines += [rule] if place == len(table.rows) + 1 else []
         lines.append(Text(" " * gap).join(cells[column] for column in shown))
         lines += [rule] if place == 0 else []

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Row, Table, table_by_columns
+from alphaprof.render.blocks import Outcome, Row, Table, table_by_columns
 from alphaprof.report.answer import Answer, DomainAnswer, Note
 from alphaprof.report.build import Report
 from alphaprof.report.sections import ALL, NAMES
@@ -41,7 +41,7 @@ class FirstScreen:
     """The texts of a first screen; names from the data are cut and made visible in them, not escaped."""
 
     run: str
-    verdict: str
+    verdict: Outcome
     about: tuple[str, ...]  # behind the verdict, and below it
     times: str
     table: Table  # a row a domain, and below a line the one draft for all of them
@@ -60,7 +60,7 @@ def first_screen(report: Report) -> FirstScreen:
     load, pays = _load_table(report)
     return FirstScreen(
         run=_what_was_run(report),
-        verdict=str(report.answer.verdict),
+        verdict=Outcome(str(report.answer.verdict)),
         about=tuple(_about(report)),
         times=_times(report),
         table=_domain_table(report),
@@ -149,12 +149,12 @@ def _times(report: Report) -> str:
     return f"{where}; computed by a roofline of {cost.device} (x/÷ {cost.factor:.2f}): not measured"
 
 
-def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> str:
+def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> fmt.Number:
     """Return a speedup with its interval, whose ends are not rounded to the other side of what was asked for."""
     if interval is None:
         return fmt.NOTHING
     low, high = (beside(end, asked, 2) if math.isfinite(end) else fmt.number(end) for end in (interval.low, interval.high))
-    return f"{fmt.number(interval.value, unit=unit)} [{low}, {high}]"
+    return fmt.Number(fmt.number(interval.value, unit=unit), f"[{low}, {high}]", interval)
 
 
 def _domain_table(report: Report) -> Table:
@@ -168,8 +168,7 @@ def _domain_table(report: Report) -> Table:
 
 def _domain_row(report: Report, item: DomainAnswer) -> Row:
     cells = {"share": fmt.percent(item.share), "docs": fmt.count(item.answer.documents)}
-    cells |= _draft_cells(report, item.answer)
-    cells["verdict"] += ALONE if _alone(item) else ""
+    cells |= _draft_cells(report, item.answer, ALONE if _alone(item) else "")
     return fmt.short(str(item.answer.domain)), cells | {"next best": _next_best(item.next_best, item.ahead)}
 
 
@@ -178,8 +177,8 @@ def _alone(item: DomainAnswer) -> bool:
     return item.answer.verdict != item.adjusted
 
 
-def _draft_cells(report: Report, answer: Answer) -> dict[str, str]:
-    """Return the cells of a draft and what it does."""
+def _draft_cells(report: Report, answer: Answer, mark: str = "") -> dict[str, str]:
+    """Return the cells of a draft and what it does; `mark`: behind its verdict."""
     head = answer.draft is not None and report.run.draft_models[answer.draft].by_depth
     first = report.run.imported is not None or _all_heads(report)
     return {
@@ -189,7 +188,7 @@ def _draft_cells(report: Report, answer: Answer) -> dict[str, str]:
         + (MARK if head and not first else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
         f"speedup [{fmt.level(report.confidence)} each]": _speedup_text(answer.speedup, report.traffic.min_speedup),
-        "verdict": str(answer.verdict),
+        "verdict": Outcome(str(answer.verdict), mark),
     }
 
 
@@ -256,7 +255,7 @@ def _load_table(report: Report) -> tuple[Table | None, str]:
     shown = (
         known if len(known) <= LOADS else [known[round(place * (len(known) - 1) / (LOADS - 1))] for place in range(LOADS)]
     )
-    rows = [
+    rows: list[Row] = [
         (
             f"{report.answer.draft}, best γ",
             {str(item.concurrency): fmt.number(best.value, unit="x") for item, best in shown},

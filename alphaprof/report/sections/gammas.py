@@ -137,7 +137,7 @@ def _traffic_by_gamma(report: RunReport) -> Iterator[Block]:
             {
                 str(each.gamma): fmt.number(each.tokens_per_round)
                 if each.speedup is None
-                else f"{fmt.interval(each.speedup)}{'*' if each.gamma == item.answer.gamma else ''}"
+                else fmt.interval(each.speedup).marked("*" if each.gamma == item.answer.gamma else "", at_end=True)
                 for each in item.by_gamma
             },
         )

@@ -30,7 +30,7 @@ def draw(report: RunReport) -> Iterator[Block]:
         known = list(dict.fromkeys(item.concurrency for result in shown for item in result.load))
         rows = []
         for name, result in zip(text_names(shown, results), shown, strict=True):
-            cells = dict.fromkeys(map(str, known), fmt.NOTHING)
+            cells: dict[str, str] = dict.fromkeys(map(str, known), fmt.NOTHING)
             cells |= {str(item.concurrency): best_at(item) for item in result.load}
             rows.append((name, cells | {"pays up to": _pays(result.pays_up_to, known)}))
         if rows:

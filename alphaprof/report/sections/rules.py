@@ -34,7 +34,7 @@ def draw(report: RunReport) -> Iterator[Block]:
         if not mine:
             continue
         rows = [
-            (name, {item.rule: fmt.share_with_interval(item.alpha).replace(" [", f"{_mark(item)}\n[") for item in same})
+            (name, {item.rule: fmt.share_with_interval(item.alpha).marked(_mark(item)).stacked for item in same})
             for name, same in by_text(mine).items()
         ]
         marks = {_mark(result) for result in mine}

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, table_by_columns
+from alphaprof.render.blocks import Block, Row, Small, table_by_columns
 from alphaprof.report.build import RunReport
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import held_out
@@ -278,7 +278,7 @@ def draw(report: RunReport) -> Iterator[Block]:
     found: Sequence[DraftTrees] = report.section("trees")
     for item in found:
         yield from _gain_over_chain(item)
-        rows = [
+        rows: list[Row] = [
             (
                 str(each.width),
                 {
