@@ -133,7 +133,8 @@ class RunReport(Report):
 
         def result(item: DraftPool) -> Result:
             key = ResultKey(item.domain, item.draft, item.rule, run.manifest.drafts[item.draft], costs)
-            return build_result(key, item.pool, item.spans, self.inputs.question, run.gammas)
+            judged = self.judge.known(item.domain, item.draft, item.pool, costs)
+            return build_result(key, item.pool, item.spans, self.inputs.question, run.gammas, judged)
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             yield from threads.map(result, pools)

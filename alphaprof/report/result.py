@@ -13,7 +13,7 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import UNTIMED, Domain, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
 from alphaprof.report import speeds
 from alphaprof.report.answer import AtConcurrency, GammaResult, Result, SpanAcceptance
-from alphaprof.report.verdict import Decision, Question, judge, no_decision, not_defined, without_times
+from alphaprof.report.verdict import Decision, Pair, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
@@ -38,9 +38,16 @@ class ResultKey:
 
 
 def build_result(
-    key: ResultKey, pool: DocumentTotals, spans: Mapping[str, SpanTotals], question: Question, gammas: Sequence[int]
+    key: ResultKey,
+    pool: DocumentTotals,
+    spans: Mapping[str, SpanTotals],
+    question: Question,
+    gammas: Sequence[int],
+    judged: tuple[Pair | None, Decision] | None = None,
 ) -> Result:
-    """Everything about one domain, draft and rule; `spans`: totals of the same documents' spans, by name."""
+    """Everything about one domain, draft and rule; `spans`: totals of the same documents' spans, by name; `judged`: what was
+    chosen and decided, if it is known.
+    """
     rule = key.rule
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
@@ -51,7 +58,7 @@ def build_result(
     if pool.defined:
         # The textbook formula is of acceptance that is the same at every depth: not of a head's.
         iid_alpha = alpha.value if alpha and coverage == 1 and not key.facts.by_depth else None
-        by_gamma, load, best, decision = _round_results(key, pool, iid_alpha, question, gammas)
+        by_gamma, load, best, decision = _round_results(key, pool, iid_alpha, question, gammas, judged)
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
     decides = decisive == rule.id
@@ -94,7 +101,12 @@ def build_result(
 
 
 def _round_results(
-    key: ResultKey, pool: DocumentTotals, alpha: float | None, question: Question, gammas: Sequence[int]
+    key: ResultKey,
+    pool: DocumentTotals,
+    alpha: float | None,
+    question: Question,
+    gammas: Sequence[int],
+    judged: tuple[Pair | None, Decision] | None,
 ) -> tuple[tuple[GammaResult, ...], tuple[AtConcurrency, ...], int | None, Decision]:
     """Return the rounds of a pool that has any: by gamma, by concurrency, the gamma that was chosen, and the decision on it.
     `alpha`: where the textbook formula applies.
@@ -104,7 +116,7 @@ def _round_results(
     costs = key.costs.of_domain(key.domain) if key.costs and key.rule.rule.timed else None
     timing = costs.timing(question.concurrency) if costs else UNTIMED
     times, prefill = timing.times.get(draft), speeds.prefill_times(pool, costs, draft) if costs else None
-    best, decision = judge(candidates, timing, mix, question, gammas)
+    best, decision = judged or judge(candidates, timing, mix, question, gammas)
     by_gamma = []
     for gamma in key.facts.lengths(gammas):
         domain: Domain | None = mix.decoded([pool.counts(gamma)], times)[0] if times is not None else None

@@ -104,6 +104,11 @@ class Judge:
                 self._known[key] = best, no_decision(without_times([], timing.lacks(candidates)))
         return self._known[key]
 
+    def known(self, domain: str, draft: str, pool: DocumentTotals, costs: CostModel | None) -> Judged | None:
+        """Return what was chosen for a draft in a domain, if that rests on this pool and these step times; else None."""
+        same = self.every.get(draft, {}).get(domain) is pool and costs is self.costs is not None and self.timing.times
+        return self.judged(domain, [draft]) if same else None
+
     def timing_of(self, domain: str | None) -> Timing:
         """Return the step times of a domain, at its own context, or of the whole traffic."""
         if domain is None or self.costs is None:
