@@ -33,7 +33,7 @@ from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
 from alphaprof.profiling.engine.client import TRIED, vllm_version
-from alphaprof.profiling.engine.steps import EngineSteps
+from alphaprof.profiling.engine.steps import time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
@@ -155,9 +155,14 @@ class Models:
     def release(self) -> None:
         """Give their memory back."""
         self._loaded = None
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_memory()
+
+
+def release_memory() -> None:
+    """Give back the memory of models that nothing refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Background:
@@ -613,17 +618,28 @@ def first_prompts(run: StagedRun) -> Ids:
     return np.concatenate([document.prompt for document in itertools.islice(Staged(run), 8)])
 
 
-def time_models(
-    models: Models,
-    manifest: Manifest,
-    text: Ids,
-    costs: MeasuredCosts,
-    progress: Progress,
-    given: latency.Timeable | None = None,
-) -> StepTimes:
-    """Time the steps, of the models on a text, of the engine, or those `given`."""
-    options, gamma = models.options, max(models.options.gammas)
-    subjects: contextlib.AbstractContextManager[latency.Timeable]
+def time_models(models: Models, manifest: Manifest, text: Ids, costs: MeasuredCosts, progress: Progress) -> StepTimes:
+    """Time the steps of the models on a text, or of the engine."""
+
+    def tick(share: float) -> None:
+        progress.advance(100 * share)
+
+    def measure() -> latency.Timed:
+        options = models.options
+        if costs.source == "vllm" and options.engine is not None:
+            models.release()
+            progress.start("timing steps", 100, "parts")
+            return time_engines(options, options.engine, manifest.target, manifest.drafts, costs, progress.say, tick)
+        loaded = models.loaded()
+        subjects = latency.Subjects(loaded.target, loaded.drafts, text, max(options.gammas), costs.mode, progress.say)
+        progress.start("timing steps", 100, "parts")
+        return latency.measure(subjects, costs, tick, progress.say, options.decision.concurrency)
+
+    return step_times_of(measure, progress)
+
+
+def step_times_of(measure: Callable[[], latency.Timed], progress: Progress) -> StepTimes:
+    """Return what comes of timing, with a note on what it lacks."""
     warnings = list[dict[str, str]]()
 
     def noted(warning: dict[str, str]) -> None:
@@ -631,20 +647,7 @@ def time_models(
         warnings.append(warning)
 
     try:
-        if given is not None:
-            subjects = contextlib.nullcontext(given)
-        elif costs.source == "vllm" and options.engine is not None:
-            models.release()
-            facts = manifest.target, manifest.drafts
-            subjects = EngineSteps.opened(options, options.engine, *facts, gamma, progress.say)
-        else:
-            loaded = models.loaded()
-            timed_here = latency.Subjects(loaded.target, loaded.drafts, text, gamma, costs.mode, progress.say)
-            subjects = contextlib.nullcontext(timed_here)
-        with subjects as opened:
-            progress.start("timing steps", 100, "parts")
-            first = options.decision.concurrency
-            timed = latency.measure(opened, costs, lambda share: progress.advance(100 * share), progress.say, first)
+        timed = measure()
     except NotTimed as error:
         noted(note("not_timed", reason=error, remedy=error.remedy))
         return StepTimes(None, tuple(warnings))
@@ -685,14 +688,14 @@ def profile_with_models(options: ProfileOptions, run: RunWriter, progress: Progr
     return Plan(**vars(models.loaded()), run=run)
 
 
-def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress, given: latency.Timeable | None = None) -> None:
-    """Time the steps, or those `given`, for a run that has no step times yet, by `costs` instead of its profile's, and note
-    these in it. Raises `OutOfMemory`.
+def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
+    """Time the steps for a run that has no step times yet, by `costs` instead of its profile's, and note these in it. Raises
+    `OutOfMemory`.
     """
     with in_memory():
         plan.run.update(config=plan.run.manifest.config | {"costs": costs.model_dump(mode="json")})
         text = first_prompts(plan.run)
-        write_times(plan.run, time_models(Models.of(plan, progress), plan.run.manifest, text, costs, progress, given))
+        write_times(plan.run, time_models(Models.of(plan, progress), plan.run.manifest, text, costs, progress))
 
 
 def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:

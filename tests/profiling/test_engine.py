@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import os
 import sys
@@ -17,14 +18,16 @@ import yaml
 
 from alphaprof.commands.validate.engine import rounds_of, validate_by
 from alphaprof.config.load import load_profile
-from alphaprof.config.options import EngineOptions
+from alphaprof.config.options import EngineOptions, MeasuredCosts
+from alphaprof.costs.timing import reach
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
 from alphaprof.profiling.engine.client import VllmEngine, vllm_version
 from alphaprof.profiling.engine.server import KEY, VllmServer
-from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps
+from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps, steps_of_rounds, time_engines
 from alphaprof.profiling.engine.vllm_worker import Forced
 from alphaprof.profiling.profile import load
-from alphaprof.profiling.timing.steppers import TimedStep
+from alphaprof.profiling.timing import latency
+from alphaprof.profiling.timing.latency import BudgetSpent, Timed
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.reader import Run
 from tests.commands.test_import import failure, invoke
@@ -89,16 +92,13 @@ def facts(has_steps: bool) -> DraftFacts:
 
 def test_steps_of_a_round_follow_from_those_of_the_engines() -> None:
     """Hand values in ms: plain 10; forced 12, 13, 14, 15 for 0 to 3 tokens; a draft's rounds 16 and 24 at gamma 1 and 3."""
-    steps = EngineSteps({PLAIN: None, FORCED: None, ("d", 1): None, ("d", 3): None, ("n", 3): None}, {}, 3)  # type: ignore[dict-item]
-    steps.drafts = {"d": facts(True), "n": facts(False)}
-    place = (1, 60, MODE, lambda: 0.0)
-    jobs = [TimedStep("plain", "decode", 1, *place)]
-    jobs += [TimedStep("forced", "verify", tokens, *place) for tokens in (1, 2, 3, 4)]
-    jobs += [TimedStep("d", "draft", gamma, *place) for gamma in (1, 3)] + [TimedStep("n", "lookup", 1, *place)]
-    times = np.array([[10.0, 12.0, 13.0, 14.0, 15.0, 16.0, 24.0, 12.5]])
-    rows, found = steps.derived(jobs, times)
-    known = {(row.model, row.step, row.tokens): ms for row, ms in zip(rows, found[0], strict=True)}
-    assert known == pytest.approx(
+    forced = {("forced", "verify", tokens): np.array([11.0 + tokens]) for tokens in (1, 2, 3, 4)}
+    known = {("plain", "decode", 1): np.array([10.0])} | forced
+    known |= {("d", "draft", 1): np.array([16.0]), ("d", "draft", 3): np.array([24.0])}
+    known["n", "lookup", 1] = np.array([14.0])  # and it found 1.5 tokens, of which a verification takes 13.5
+    drafts = {"d": facts(True), "n": facts(False)}
+    found = {kind: ms[0] for kind, ms in steps_of_rounds(known, {"n": np.array([1.5])}, drafts, 3).items()}
+    assert found == pytest.approx(
         {
             ("target", "decode", 1): 10.0,
             ("target", "verify", 2): 11.0,  # 13 less the 2 that speculation costs once a round
@@ -107,31 +107,123 @@ def test_steps_of_a_round_follow_from_those_of_the_engines() -> None:
             ("d", "draft", 1): 3.0,  # of rounds of 16 and 24, 11 and 13 verify: 5 and 11, so that two tokens more take 6
             ("d", "draft", 2): 3.0,
             ("d", "bookkeeping", 1): 2.0,
-            ("n", "lookup", 1): 2.5,
+            ("n", "lookup", 1): 2.5,  # half a ms of searching, and the 2
         }
     )
     # A round costs what it took: verification, drafts and the rest.
-    assert known["target", "verify", 4] + 3 * known["d", "draft", 1] + known["d", "bookkeeping", 1] == pytest.approx(24.0)
+    assert found["target", "verify", 4] + 3 * found["d", "draft", 1] + found["d", "bookkeeping", 1] == pytest.approx(24.0)
+
+
+class Engines:
+    """Stands in for vLLM's engines: how many are alive, and the drift of the machine's speed while one after another runs.
+    A step takes 10 ms, and for each token 1 ms more to verify it and 2 to draft it. `fails`: the one that ends at once.
+    """
+
+    def __init__(self, drift: float = 0.0, fails: int | None = None) -> None:
+        self.drift, self.fails = drift, fails
+        self.alive, self.most, self.started = 0, 0, list[str]()
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, options: EngineOptions, model: Any, speculation: dict[str, Any] | None = None) -> Engines:
+        self.speculation = speculation or {"method": "plain", "num_speculative_tokens": 0}
+        self.facts = {"context": 256, "waited_s": 0.0}
+        return self
+
+    def start(self) -> None:
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        self.started.append(f"{self.speculation['method']} {self.speculation['num_speculative_tokens']}")
+
+    def ask(self, do: str, proposed: int | None = 0, **_: Any) -> dict[str, float]:
+        if len(self.started) == self.fails:
+            raise EngineFailed("vLLM failed: no room", "see the log")
+        speed = 1 + self.drift * (len(self.started) - 1)
+        noise = float(np.exp(0.01 * self.rng.standard_normal()))
+        drafting = 0 if self.speculation["method"] == "custom_class" else 2
+        return {"ms": (10 + (1 + drafting) * (proposed or 0)) * speed * noise, "proposed": 1.0, "waited_s": 0.0}
+
+    def close(self) -> None:
+        self.alive -= 1
+
+
+def timed_by(engines: Engines, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Timed:
+    """The step times of a profile with prompt lookup and a head at gamma 1 and 3."""
+    monkeypatch.setattr("alphaprof.profiling.engine.steps.VllmEngine", engines)
+    options = load_profile(written_profile(folder, "python", "model"))
+    assert options.engine is not None
+    assert isinstance(options.costs, MeasuredCosts)
+    drafts = {"ngram": facts(False), "head": facts(True)}
+    costs = options.costs.model_copy(update={"repeats": 20})
+    ticks = list[float]()
+    timed = time_engines(options, options.engine, facts(True), drafts, costs, lambda _: None, ticks.append)
+    assert sum(ticks) == pytest.approx(1)
+    return timed
+
+
+def test_one_engine_runs_at_a_time_and_the_plain_one_again_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engines = Engines()
+    table = timed_by(engines, monkeypatch, tmp_path).table.to_pylist()
+    assert (engines.most, engines.alive) == (1, 0)
+    assert engines.started == ["plain 0", "custom_class 3", "m 3", "m 1", "m 3", "plain 0"]
+    rows = {(row["model"], row["step"], row["tokens"]): row for row in table}
+    assert {row["repeats"] for row in table if row["step"] != "prefill"} == {20}
+    assert rows["target", "decode", 1]["median_ms"] == pytest.approx(10, rel=0.02)
+    assert rows["target", "verify", 4]["median_ms"] == pytest.approx(13, rel=0.02)
+
+
+def test_what_drifts_between_the_first_engine_and_the_last_is_in_the_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Steps become 2% slower from engine to engine, by 10% in all: far more than the noise of 1%."""
+    errors = []
+    for drift in (0.0, 0.02):
+        table = timed_by(Engines(drift), monkeypatch, tmp_path).table.to_pylist()
+        costs = {(row["model"], row["step"], row["tokens"]): np.array(row["rounds_ms"]) for row in table}
+        spent = costs["target", "verify", 4] + 3 * costs["head", "draft", 1] + costs["head", "bookkeeping", 1]
+        errors.append(reach(np.log(spent / costs["target", "decode", 1] / 1.9), 0.0))
+    assert errors[0] < 0.015
+    assert 0.04 < errors[1] < 0.1
+
+
+@each("fails", [1, 2, 6])
+def test_an_engine_that_fails_is_ended_before_its_error_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: int
+) -> None:
+    engines = Engines(fails=fails)
+    with pytest.raises(EngineFailed, match="no room"):
+        timed_by(engines, monkeypatch, tmp_path)
+    assert (engines.most, engines.alive, len(engines.started)) == (1, 0, fails)
+
+
+def test_a_budget_without_time_for_every_engine_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(latency.time, "monotonic", itertools.count(0, 5).__next__)
+    with pytest.raises(BudgetSpent, match=r"1 sequence of \d+ tokens: costs.budget \(20 s\) was spent"):
+        timed_by(Engines(), monkeypatch, tmp_path)
 
 
 class Waiting:
-    """Stands in for an engine whose thread waited 5 s for a processor while it loaded, and 0.25 s in every command."""
+    """Stands in for an engine whose thread waited 5 s for a processor while it loaded, and 0.25 s in every command, which
+    takes half a second.
+    """
 
-    def __init__(self) -> None:
-        self.facts, self.waited_s = {"context": 256, "waited_s": 5.0}, 5.0
+    def __init__(self, clock: list[float]) -> None:
+        self.facts, self.waited_s, self.clock = {"context": 256, "waited_s": 5.0}, 5.0, clock
 
     def ask(self, do: str, **_: Any) -> dict[str, float]:
         self.waited_s += 0.25
-        return {"ms": 500.0, "waited_s": self.waited_s}
+        self.clock[0] += 0.5
+        return {"ms": 500.0, "proposed": 0.0, "waited_s": self.waited_s}
 
 
-def test_engines_waited_for_a_processor_while_they_were_timed_and_not_before() -> None:
-    engines: dict[Any, Any] = {PLAIN: Waiting(), FORCED: Waiting()}
-    steps = EngineSteps(engines, {}, 1)
-    jobs = [job for block in steps.cell(1, 8) for job in block]
-    before = steps.waited_s()
-    seconds = sum(job.run() for job in jobs)
-    assert (steps.waited_s() - before) / seconds == pytest.approx(0.5)
+def test_engines_waited_for_a_processor_while_they_were_timed_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(latency.time, "monotonic", lambda: clock[0])
+    steps = EngineSteps({}, MeasuredCosts(context=8, repeats=3, budget=1000), 1)
+    for name in (PLAIN, FORCED, PLAIN):
+        steps.time(name, Waiting(clock), 0.3, lambda _: None)  # type: ignore[arg-type]
+    assert steps.timed(lambda _: None).waiting == pytest.approx(0.5)
 
 
 def test_the_forced_drafter_proposes_as_many_tokens_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

