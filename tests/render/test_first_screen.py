@@ -15,13 +15,13 @@ from rich.cells import cell_len
 
 import alphaprof
 from alphaprof.config.load import changed_question
-from alphaprof.render.answer import answer_text
-from alphaprof.report.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
-from alphaprof.report.drawn import ReportAnswer
-from alphaprof.report.draw import verdict
 from alphaprof.render import format as fmt
-from alphaprof.report.build import Report, build_report
+from alphaprof.render.answer import answer_text
 from alphaprof.report.answer import Note, OnFor
+from alphaprof.report.build import RunReport, build_report
+from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.sections import verdict
 from alphaprof.run.notes import NOTES
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
@@ -57,7 +57,7 @@ def table_of_engine(path: Path, drafts: tuple[str, ...], lookups: tuple[str, ...
     return ["costs.source=table", f"costs.path={file}"]
 
 
-def asked(run: Run, *changes: str) -> Report:
+def asked(run: Run, *changes: str) -> RunReport:
     return build_report(run, config=changed_question(run.manifest.config, list(changes)))
 
 
@@ -112,7 +112,8 @@ def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     first = as_first_screen(report).splitlines()[2]
     assert first.startswith(f"{report.answer.verdict}  ")
     assert (
-        f"{report.answer.draft} everywhere, {report.answer.gamma} speculative tokens: {fmt.interval(report.answer.speedup, 'x')}" in first
+        f"{report.answer.draft} everywhere, {report.answer.gamma} speculative tokens: {fmt.interval(report.answer.speedup, 'x')}"
+        in first
     )
     assert first.endswith(" with Hugging Face, threshold 1.1x")
     assert "Hugging Face on this machine, not your engine" in as_first_screen(report)
@@ -146,7 +147,11 @@ def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
     ((name, cells),) = table.footer
     assert (name, cells["share"]) == ("all traffic", "100%")
     expected = ("60", report.answer.draft, str(report.answer.gamma))
-    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.answer.speedup), report.answer.verdict)
+    assert tuple(cells[column] for column in named) == (
+        *expected,
+        fmt.interval(report.answer.speedup),
+        report.answer.verdict,
+    )
 
 
 def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> None:
@@ -154,7 +159,7 @@ def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> Non
     report = build_report(two)
     assert not any("only" in line for line in first_screen(report).about)
 
-    def confined(*domains: str) -> Report:
+    def confined(*domains: str) -> RunReport:
         only = OnFor(domains, Interval(1.31, 1.22, 1.4), Interval(1.1, 1.02, 1.2))
         return dataclasses.replace(report, traffic=dataclasses.replace(report.traffic, only=only))
 

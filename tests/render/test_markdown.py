@@ -8,16 +8,16 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from alphaprof.report.draw import SECTIONS
 from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.render import report as report_texts
 from alphaprof.render.blocks import Table
-from alphaprof.report.first_screen import first_screen
 from alphaprof.render.markdown import SIGNS, escaped
-from alphaprof.report.draw import SECTIONS
 from alphaprof.report.build import build_report
+from alphaprof.report.first_screen import first_screen
 from alphaprof.run.reader import Run
 from tests.reporting import HOSTILE, as_markdown, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -54,7 +54,9 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     text = as_markdown(report)
     told = [read(line) for line in text.split("<details>")[0].splitlines()]
     screen, whole = first_screen(report), report.answer.speedup
-    assert told[0].startswith(f"## {SIGNS[report.answer.verdict]} {report.answer.verdict}: small everywhere, 3 speculative tokens: ")
+    assert told[0].startswith(
+        f"## {SIGNS[report.answer.verdict]} {report.answer.verdict}: small everywhere, 3 speculative tokens: "
+    )
     assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}] with Hugging Face, threshold 1.1x" in told[0]
     lines = [*screen.about[1:], screen.times, screen.run, *screen.table.below]
     assert [line for line in lines if line not in "\n".join(told)] == []

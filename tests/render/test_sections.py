@@ -18,10 +18,10 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
 from alphaprof.commands.trees import build_trees
 from alphaprof.render.answer import Answer, answer_text
-from alphaprof.report.drawn import ReportAnswer
-from alphaprof.report.draw import NAMES, SECTIONS
 from alphaprof.render.tables import NAME_WIDTH, named_table, show
-from alphaprof.report.build import Report
+from alphaprof.report.build import RunReport
+from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.sections import NAMES
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import RunDraft
 from alphaprof.stats.formulas import RoundCost
@@ -53,7 +53,7 @@ LONG = Recipe(
 )
 
 
-def everything(path: Path) -> Report:
+def everything(path: Path) -> RunReport:
     """A run with a model, a head and prompt lookup, three kinds of text, spans and certificates."""
     return reported(path, EVERYTHING)
 
@@ -64,17 +64,17 @@ def cells(line: str) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     return everything(tmp_path_factory.mktemp("everything"))
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     """A run of one rule and one draft model: no step times, thresholds, head or gamma that pays best."""
     return reported(tmp_path_factory.mktemp("bare"), Recipe(latency=False))
 
 
-def test_all_is_every_section_that_has_something_in_the_order_of_the_table(whole: Report, bare: Report) -> None:
+def test_all_is_every_section_that_has_something_in_the_order_of_the_table(whole: RunReport, bare: RunReport) -> None:
     for report in (whole, bare):
         head, *parts = (as_terminal(report, 150, name) for name in ("none", *NAMES))
         full = [
@@ -100,7 +100,7 @@ def test_all_is_every_section_that_has_something_in_the_order_of_the_table(whole
     assert [section.name for section in SECTIONS if section.is_empty(bare)] == [name for name in empty if name != "causes"]
 
 
-def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: Report, bare: Report) -> None:
+def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: RunReport, bare: RunReport) -> None:
     """It writes something, or the sentence of the table that says why it does not."""
     for report in (whole, bare, dataclasses.replace(bare, results=(), causes=(), difficulty=(), notes=())):
         for section in SECTIONS:
@@ -110,7 +110,7 @@ def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: Report, bare
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def long(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     return reported(tmp_path_factory.mktemp("long"), LONG)
 
 
@@ -122,7 +122,7 @@ def numbers(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("width", [40, 79, 100])
-def test_narrow_terminals_get_every_number_whole(long: Report, whole: Report, width: int) -> None:
+def test_narrow_terminals_get_every_number_whole(long: RunReport, whole: RunReport, width: int) -> None:
     """Also where twelve domains have names of 200 characters."""
     for report in (whole, long):
         for name in ("drafts", "gammas", "rules", "causes", "requests", "difficulty", "certificates", "predictability"):
