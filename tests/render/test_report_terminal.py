@@ -16,7 +16,7 @@ from alphaprof.render.json import render_json
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
 from tests.reference import LOGGED_RULES
-from tests.reporting import HOSTILE, as_first_screen, as_terminal, only, reported
+from tests.reporting import HOSTILE, as_first_screen, as_terminal, every, only, reported
 from tests.synthetic import Domain, Recipe
 
 STORY = Domain(alpha=0.5, temperature=0.7, continuation="sampled")
@@ -72,7 +72,7 @@ def mark(result: Result) -> str:
 def test_every_rule_shows_its_alpha_with_what_it_is_worth(report: RunReport, draft: str, width: int) -> None:
     """In the row of its domain and the column of its rule: * off-policy, ~ lossy."""
     others = of_draft(as_terminal(report, width, "rules"), draft)
-    for result in (found for found in report.results if found.draft == draft and found.verdict is None):
+    for result in (found for found in every(report) if found.draft == draft and found.verdict is None):
         assert cell(others, result.rule, result.domain) == fmt.share(result.alpha.value) + mark(result)
         assert f"[{fmt.share(result.alpha.low, 2)}, {fmt.share(result.alpha.high, 2)}]" in others
 
@@ -108,7 +108,7 @@ def test_nothing_is_cut_off(report: RunReport, width: int) -> None:
     cut = [line for line in first.splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line]
     assert all(re.search(r"\N{HORIZONTAL ELLIPSIS} \(--show (verdict|drafts|notes)\)$", line) for line in cut)
     gammas = as_terminal(report, width, "gammas")
-    for result in report.results:
+    for result in every(report):
         shown = of_draft(gammas, result.draft)
         for item in result.gammas:
             faster = f" / {fmt.number(item.speedup.value)}" if item.speedup else ""
@@ -128,7 +128,7 @@ def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path
     assert max(map(cell_len, text.splitlines())) <= 100
     rendered = render_json(found)
     assert rendered.isascii()
-    assert {result["domain"] for result in json.loads(rendered)["results"]} == set(domains)
+    assert {result["domain"] for result in json.loads(rendered)["sections"]["drafts"]["results"]} == set(domains)
 
 
 def text(domain: str, continuation: str, *settings: float) -> SimpleNamespace:
