@@ -63,6 +63,14 @@ def _one_command_line() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _sections_raise() -> Iterator[None]:
+    """What a section of a report raises fails the test, in place of standing where the section would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("alphaprof.report.build.CAUGHT", ())
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No run of a test says that this machine is busy, and no text is as wide as the terminal of whoever started it."""

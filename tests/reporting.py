@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from alphaprof.report.drawn import ReportAnswer
-from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.answer import Result
+from alphaprof.report.build import RunReport, build_report
+from alphaprof.report.drawn import ReportAnswer
 from alphaprof.run.reader import Run
 from tests.synthetic import Recipe, write_run
 
@@ -57,9 +58,16 @@ def every(report: RunReport) -> list[Result]:
     return [*report.results, *report.section("rules")]
 
 
+def changed(report: RunReport, **values: Any) -> RunReport:
+    """The report with other values, whose sections are worked out again."""
+    found = copy.copy(report)
+    vars(found).update(values, sections={})
+    return found
+
+
 def codes(report: RunReport) -> set[str]:
-    """The codes of its warnings."""
-    return {warning.code for warning in report.notes}
+    """The codes of its notes."""
+    return {note.code for note in report.notes}
 
 
 def as_terminal(report: RunReport, width: int = 100, *show: str) -> str:

@@ -18,6 +18,7 @@ import alphaprof
 from alphaprof.errors import OptionInvalid, RunUnreadable
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
+from tests.reporting import asked, every
 from tests.synthetic import Recipe, contents, interrupted, write_run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
@@ -55,7 +56,8 @@ def test_totals_documents_and_report(stored: Run) -> None:
     run = alphaprof.open(stored.path)
     assert len(run.totals()) == 3 * len(run.documents())
     assert run.report() == build_report(stored)
-    assert {result.rule for result in run.report(["additive:0.2"]).results} == {"strict", "additive_0p2"}
+    assert {result.rule for result in every(run.report(["additive:0.2"]))} == {"strict", "additive_0p2"}
+    assert run.report(changes=["decision.min_speedup=9"]) == asked(stored, min_speedup=9)
     assert run.manifest.target.reference == "synthetic/target"
 
 
@@ -65,7 +67,7 @@ def test_a_notebook_shows_the_first_screen_without_an_extra(stored: Run, monkeyp
     opened = alphaprof.open(stored.path)
     shown, report = opened._repr_html_(), opened.report()
     assert f">{report.answer.verdict}</b>" in shown
-    assert all(f">{item.domain}</th>" in shown for item in report.domains)
+    assert all(f">{item.answer.domain}</th>" in shown for item in report.domains)
     assert "<script" not in shown
 
 

@@ -13,7 +13,7 @@ from alphaprof.profiling.decoding.speculative import require_decodable
 from alphaprof.report.build import build_report
 from alphaprof.rules import RULES, SAMPLED, Parameter, Rule, lossless, lossless_emitted, parse_rule
 from alphaprof.run.reader import Run
-from tests.reporting import as_terminal
+from tests.reporting import as_terminal, every
 from tests.runs import profile_file, run_profile
 
 pytestmark = pytest.mark.models
@@ -57,7 +57,7 @@ def test_the_log_has_its_column(run: Run) -> None:
 
 def test_the_report_has_its_results_and_says_that_no_certificate_is_known(run: Run) -> None:
     report, log = build_report(run), pd.read_parquet(run.path / "positions")
-    results = {(item.draft, item.rule, item.domain): item for item in report.results}
+    results = {(item.draft, item.rule, item.domain): item for item in every(report)}
     assert {rule for _, rule, _ in results} == set(CHOSEN)
     for draft in ("close", "ngram"):
         for domain in ("long", "short"):
@@ -77,6 +77,6 @@ def test_a_log_that_was_written_without_it_is_enough(run: Run) -> None:
     report = build_report(run, rules=["reluctant_0p25"])
     log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "close"), ("domain", "==", "long")])
     wanted = ("close", "reluctant_0p25", "long")
-    (found,) = (item for item in report.results if (item.draft, item.rule, item.domain) == wanted)
+    (found,) = (item for item in every(report) if (item.draft, item.rule, item.domain) == wanted)
     assert found.alpha.value == pytest.approx(0.25 * log.loc[log["proposed"] > 0, "overlap"].mean(), abs=1e-6)
     require_decodable(parse_rule("reluctant:1"), SAMPLED)

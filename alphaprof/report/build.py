@@ -167,7 +167,6 @@ def report_of(
     judge = Judge(evidence_of(inputs, pools), inputs.costs, question, run.gammas, counts)
     answer, traffic = judge.traffic()
     facts = _run_facts(run, documents, part)
-    source = inputs.costs.options.source if inputs.costs else run.manifest.profile.costs.source
     more = timing_notes(inputs.timing, answer.draft, answer.gamma)
     report = Report(
         answer=answer,
@@ -185,7 +184,7 @@ def report_of(
         confidence=question.confidence,
         times=inputs.cost,
         run=facts,
-        notes=report_notes(run, facts, pools, answer, traffic, inputs.cost, source, list(more)),
+        notes=report_notes(run, facts, pools, answer, traffic, inputs.cost, inputs.source, list(more)),
         alphaprof=__version__,
     )
     others = tuple(rule for rule in dict.fromkeys(rules) if rule not in inputs.deciding)

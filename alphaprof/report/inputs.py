@@ -39,6 +39,7 @@ class ReportInputs:
     documents: Documents
     policies: tuple[str, ...]
     costs: CostModel | None
+    source: str  # where step times were to come from
 
     @classmethod
     def of(cls, run: Run, profile: StoredProfile) -> ReportInputs:
@@ -54,7 +55,7 @@ class ReportInputs:
         costs = open_costs(run, profile.costs, mean_context(documents), contexts)
         grouped = Documents.of(documents)
         policies = tuple(sorted({group.policy for group in grouped.groups}))
-        return cls(run, question, grouped, policies, costs)
+        return cls(run, question, grouped, policies, costs, profile.costs.source)
 
     def request(self, rules: Sequence[str] = ()) -> TotalsRequest:
         """Return the totals of rules, by their ids, that the question is about."""

@@ -24,8 +24,8 @@ import numpy as np
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, Timing, time_spent
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import step_times
-from alphaprof.report.verdict import Decision, Pair, Question, judge
 from alphaprof.report.notes import UNSEEN_SHARE, unseen_share
+from alphaprof.report.verdict import Decision, Pair, Question, judge
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts, Trace, replays, run_lengths

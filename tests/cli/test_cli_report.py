@@ -48,7 +48,7 @@ def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, console_
     before, log = contents(run), log_of(run)
     content = answered(console_script, run.path, "--rules", spelling)
     assert contents(run) == before
-    found = [result for result in content["results"] if result["rule"] == "additive_0p2"]
+    found = [result for result in content["sections"]["rules"] if result["rule"] == "additive_0p2"]
     assert [(result["domain"], result["draft"]) for result in found] == [
         (domain, draft) for draft in ("small", "lookup") for domain in ("code", "story")
     ]

@@ -34,8 +34,8 @@ from alphaprof.errors import (
     OutsideTolerance,
     StepsNotTimed,
 )
-from alphaprof.render.answer import answer_text
 from alphaprof.render import format as fmt
+from alphaprof.render.answer import answer_text
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import depth_names
 from alphaprof.stats.estimate import quantile

@@ -15,17 +15,17 @@ from rich.cells import cell_len
 
 import alphaprof
 from alphaprof.config.load import changed_question
-from alphaprof.render.answer import answer_text
-from alphaprof.report.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
-from alphaprof.report.drawn import ReportAnswer
-from alphaprof.report.draw import verdict
 from alphaprof.render import format as fmt
-from alphaprof.report.build import Report, build_report
+from alphaprof.render.answer import answer_text
 from alphaprof.report.answer import Note, OnFor
+from alphaprof.report.build import RunReport, build_report
+from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.sections import verdict
 from alphaprof.run.notes import NOTES
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
-from tests.reporting import as_first_screen, only, reported
+from tests.reporting import as_first_screen, changed, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 ALPHAS = (0.85, 0.6, 0.5, 0.3, 0.75, 0.65, 0.4, 0.55, 0.52, 0.82, 0.33, 0.45)
@@ -57,7 +57,7 @@ def table_of_engine(path: Path, drafts: tuple[str, ...], lookups: tuple[str, ...
     return ["costs.source=table", f"costs.path={file}"]
 
 
-def asked(run: Run, *changes: str) -> Report:
+def asked(run: Run, *changes: str) -> RunReport:
     return build_report(run, config=changed_question(run.manifest.config, list(changes)))
 
 
@@ -82,18 +82,18 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
     notes = tuple(
         Note(code, "a long message about a run. " * 20, "do") for code in ("skipped", "wiring", "partial", "other")
     )
-    for each in (report, build_report(wide), dataclasses.replace(report, notes=notes)):
+    for each in (report, build_report(wide), changed(report, notes=notes)):
         lines = as_first_screen(each).splitlines()
         assert len(lines) <= 40
         assert widest(lines) <= 100
         rows = [line for line in lines if re.match(r"[a-l]x{14}….*\[", line)]
         assert len(rows) == 12
         for row, item in zip(rows, each.domains, strict=True):
-            assert item.best.draft is not None
-            assert f" {item.best.draft} " in row
-            assert f" {item.best.speedup.value:.2f} [" in row
-            alone = ALONE if item.adjusted != item.best.verdict else ""
-            assert f" {item.best.verdict}{alone} " in row
+            assert item.answer.draft is not None
+            assert f" {item.answer.draft} " in row
+            assert f" {item.answer.speedup.value:.2f} [" in row
+            alone = ALONE if item.adjusted != item.answer.verdict else ""
+            assert f" {item.answer.verdict}{alone} " in row
 
 
 @pytest.mark.parametrize("width", [99, 60, 40])
@@ -101,7 +101,7 @@ def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Ru
     report = build_report(wide)
     text = as_first_screen(report, width)
     for item in report.domains:
-        assert fmt.interval(item.best.speedup) in text
+        assert fmt.interval(item.answer.speedup) in text
     assert fmt.percent(report.domains[0].share) in text or "terminal too narrow to show: share" in " ".join(text.split())
     if width >= 60:
         assert widest(text.splitlines()) <= width
@@ -111,9 +111,8 @@ def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     report = build_report(two)
     first = as_first_screen(report).splitlines()[2]
     assert first.startswith(f"{report.answer.verdict}  ")
-    assert (
-        f"{report.answer.draft} everywhere, {report.answer.gamma} speculative tokens: {fmt.interval(report.answer.speedup, 'x')}" in first
-    )
+    answer = report.answer
+    assert f"{answer.draft} everywhere, {answer.gamma} speculative tokens: {fmt.interval(answer.speedup, 'x')}" in first
     assert first.endswith(" with Hugging Face, threshold 1.1x")
     assert "Hugging Face on this machine, not your engine" in as_first_screen(report)
 
@@ -139,14 +138,18 @@ def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
     table = first_screen(report).table
     named = ("docs", "draft", "γ", "speedup [95% each]", "verdict")
     for item, (name, cells) in zip(report.domains, table.rows, strict=True):
-        result = only(report, item.domain, str(item.best.draft))
-        assert name == item.domain
-        expected = (str(result.documents), item.best.draft, str(result.gamma))
+        result = only(report, item.answer.domain, str(item.answer.draft))
+        assert name == item.answer.domain
+        expected = (str(result.documents), item.answer.draft, str(result.gamma))
         assert tuple(cells[column] for column in named) == (*expected, fmt.interval(result.speedup), result.verdict)
     ((name, cells),) = table.footer
     assert (name, cells["share"]) == ("all traffic", "100%")
     expected = ("60", report.answer.draft, str(report.answer.gamma))
-    assert tuple(cells[column] for column in named) == (*expected, fmt.interval(report.answer.speedup), report.answer.verdict)
+    assert tuple(cells[column] for column in named) == (
+        *expected,
+        fmt.interval(report.answer.speedup),
+        report.answer.verdict,
+    )
 
 
 def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> None:
@@ -154,21 +157,22 @@ def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> Non
     report = build_report(two)
     assert not any("only" in line for line in first_screen(report).about)
 
-    def confined(*domains: str) -> Report:
+    def confined(*domains: str) -> RunReport:
         only = OnFor(domains, Interval(1.31, 1.22, 1.4), Interval(1.1, 1.02, 1.2))
-        return dataclasses.replace(report, traffic=dataclasses.replace(report.traffic, only=only))
+        return changed(report, traffic=dataclasses.replace(report.traffic, only=only))
 
     assert first_screen(confined("code")).about[1] == "on for code only: 1.31x [1.22, 1.40]"
-    line = f"on for {report.domains[0].domain}, {report.domains[1].domain} only: 1.31x [1.22, 1.40]"
+    first, second = (item.answer.domain for item in report.domains)
+    line = f"on for {first}, {second} only: 1.31x [1.22, 1.40]"
     assert as_first_screen(confined("chat", "code")).splitlines()[3].strip() == line
-    assert list(verdict(confined("chat", "code")))[-1] == line
+    assert list(verdict.draw(confined("chat", "code")))[-1] == line
 
 
 def test_a_go_says_how_to_serve_its_one_draft_and_another_verdict_does_not(two: Run) -> None:
     go, undecided = asked(two, "decision.min_speedup=0.1"), asked(two, "costs.source=none")
-    assert (go.verdict, undecided.verdict) == ("GO", "UNDECIDED")
-    command = f"alphaprof export {two.path}:{go.draft} --gamma {go.gamma} --to vllm-config"
-    assert (go.draft, first_screen(go).serve) == ("ngram", (command, ""))
+    assert (go.answer.verdict, undecided.answer.verdict) == ("GO", "UNDECIDED")
+    command = f"alphaprof export {two.path}:{go.answer.draft} --gamma {go.answer.gamma} --to vllm-config"
+    assert (go.answer.draft, first_screen(go).serve) == ("ngram", (command, ""))
     assert [line for line in as_first_screen(go).splitlines() if "export" in line] == [f"Serve  {command}"]
     assert first_screen(undecided).serve is None
     assert first_screen(asked(two, "decision.min_speedup=9")).serve is None
@@ -179,7 +183,7 @@ def test_gammas_without_a_clear_difference_stand_below_the_verdict_and_beside_th
     assert report.answer.verdict == "GO"
 
     def alike(*gammas: int) -> FirstScreen:
-        return first_screen(dataclasses.replace(report, traffic=dataclasses.replace(report.traffic, alike=gammas)))
+        return first_screen(changed(report, traffic=dataclasses.replace(report.traffic, alike=gammas)))
 
     text, several, alone = "γ 2 to 4: no clear difference", alike(2, 3, 4), alike(4)
     assert several.serve is not None
@@ -198,13 +202,13 @@ def test_what_the_halves_disagree_about_stands_below_the_verdict(two: Run) -> No
     text = "one half of the documents prefers a with 3 speculative tokens, the other b with 4 speculative tokens"
     report = build_report(two)
     traffic = dataclasses.replace(report.traffic, disagreement=text, alike=())
-    assert first_screen(dataclasses.replace(report, traffic=traffic)).about[1] == text
+    assert first_screen(changed(report, traffic=traffic)).about[1] == text
 
 
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:
     codes = ["chain", "skipped", "near_ties", "wiring", "near_ties", "something new"]
     notes = tuple(Note(code, f"{code} number {place}", "do") for place, code in enumerate(codes))
-    screen = first_screen(dataclasses.replace(build_report(two), notes=notes))
+    screen = first_screen(changed(build_report(two), notes=notes))
     assert screen.notes == ("wiring number 3", "near_ties number 2 (and 1 more like it)", "skipped number 1")
     assert "notes (2 more)" in screen.more
 
@@ -213,11 +217,11 @@ def test_the_one_table_as_csv_has_every_digit(two: Run) -> None:
     report = build_report(two)
     rows = list(csv.DictReader(io.StringIO(first_screen_csv(report))))
     assert tuple(rows[0]) == CSV
-    assert [row["domain"] for row in rows] == [*(item.domain for item in report.domains), ""]
+    assert [row["domain"] for row in rows] == [*(item.answer.domain for item in report.domains), ""]
     assert [row["scope"] for row in rows] == ["domain", "domain", "traffic"]
     for row, item in zip(rows, report.domains, strict=False):
-        assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.best.speedup))
-        assert (row["draft"], int(row["gamma"]), float(row["share"])) == (item.best.draft, item.best.gamma, item.share)
+        assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.answer.speedup))
+        assert (row["draft"], int(row["gamma"]), float(row["share"])) == (item.answer.draft, item.answer.gamma, item.share)
     assert float(rows[-1]["speedup"]) == report.answer.speedup.value if report.answer.speedup else False
 
 
@@ -232,10 +236,10 @@ def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Ru
 
 def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> None:
     report = build_report(two)
-    traffic = dataclasses.replace(report.traffic, min_speedup=1.1)
-    below = dataclasses.replace(report, traffic=dataclasses.replace(traffic, speedup=Interval(1.12, 1.0996, 1.15)))
+    assert report.traffic.min_speedup == 1.1
+    below = changed(report, answer=dataclasses.replace(report.answer, speedup=Interval(1.12, 1.0996, 1.15)))
     assert f"{report.answer.gamma} speculative tokens: 1.12x [1.0996, 1.15] with " in first_screen(below).about[0]
-    reached = dataclasses.replace(report, traffic=dataclasses.replace(traffic, speedup=Interval(1.12, 1.1004, 1.15)))
+    reached = changed(report, answer=dataclasses.replace(report.answer, speedup=Interval(1.12, 1.1004, 1.15)))
     assert "1.12x [1.10, 1.15]" in first_screen(reached).about[0]
 
 
@@ -262,9 +266,9 @@ def test_every_note_is_raised_with_the_facts_that_its_texts_name() -> None:
 @pytest.mark.parametrize("form", ["terminal", "md", "html", "csv", "json"])
 def test_every_format_draws_a_verdict_that_holds_for_its_domain_alone(form: str, two: Run) -> None:
     report = build_report(two, config=changed_question(two.manifest.config, ["decision.min_speedup=0.1"]))
-    assert {item.best.verdict for item in report.domains} == {"GO"}
+    assert {item.answer.verdict for item in report.domains} == {"GO"}
     alone = [dataclasses.replace(item, adjusted="UNDECIDED") for item in report.domains]
-    text = answer_text(ReportAnswer(dataclasses.replace(report, domains=tuple(alone)), ()), form)
+    text = answer_text(ReportAnswer(changed(report, domains=tuple(alone)), ()), form)
     marked = {"terminal": "GO*", "md": r"GO\*", "html": "GO*", "csv": "GO", "json": '"adjusted": "UNDECIDED"'}[form]
     assert text.count(marked) >= len(alone)
     assert ("for all 2 domains together" in text) == (form not in ("csv", "json"))
@@ -273,10 +277,10 @@ def test_every_format_draws_a_verdict_that_holds_for_its_domain_alone(form: str,
 def test_it_says_what_would_settle_domains_and_which_drafts_reach_the_threshold_nowhere(two: Run) -> None:
     report = asked(two, "decision.min_speedup=9")
     needed = [
-        dataclasses.replace(item, best=dataclasses.replace(item.best, documents_needed=count))
+        dataclasses.replace(item, answer=dataclasses.replace(item.answer, verdict="UNDECIDED", documents_needed=count))
         for item, count in zip(report.domains, (60, 1200), strict=True)
     ]
-    below = first_screen(dataclasses.replace(report, domains=tuple(needed))).table.below
-    first, second = (item.domain for item in report.domains)
+    below = first_screen(changed(report, domains=tuple(needed))).table.below
+    first, second = (item.answer.domain for item in report.domains)
     assert f"to settle: {first} needs about 60 documents, {second} 1,200 (even odds)" in below
     assert "below 9x in every domain: ngram, small" in below

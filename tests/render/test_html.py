@@ -19,15 +19,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from alphaprof.report.draw import SECTIONS
 
 from alphaprof.errors import ExtraMissing
+from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Figure
-from alphaprof.report.first_screen import first_screen
 from alphaprof.render.html.figures import label
 from alphaprof.render.html.page import first_screen_fragment, render_html
-from alphaprof.report.draw import SECTIONS
-from alphaprof.render import format as fmt
 from alphaprof.report.build import Report, build_report
+from alphaprof.report.first_screen import first_screen
 from tests.loops import each
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, rewritten, write_run

@@ -12,12 +12,12 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.render import report as report_texts
 from alphaprof.render.blocks import Table
-from alphaprof.report.first_screen import first_screen
 from alphaprof.render.markdown import SIGNS, escaped
-from alphaprof.report.draw import SECTIONS
+from alphaprof.report import drawn
 from alphaprof.report.build import build_report
+from alphaprof.report.first_screen import first_screen
+from alphaprof.report.sections import NAMES
 from alphaprof.run.reader import Run
 from tests.reporting import HOSTILE, as_markdown, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -53,8 +53,8 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     report = build_report(run)
     text = as_markdown(report)
     told = [read(line) for line in text.split("<details>")[0].splitlines()]
-    screen, whole = first_screen(report), report.answer.speedup
-    assert told[0].startswith(f"## {SIGNS[report.answer.verdict]} {report.answer.verdict}: small everywhere, 3 speculative tokens: ")
+    screen, whole, verdict = first_screen(report), report.answer.speedup, report.answer.verdict
+    assert told[0].startswith(f"## {SIGNS[verdict]} {verdict}: small everywhere, 3 speculative tokens: ")
     assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}] with Hugging Face, threshold 1.1x" in told[0]
     lines = [*screen.about[1:], screen.times, screen.run, *screen.table.below]
     assert [line for line in lines if line not in "\n".join(told)] == []
@@ -62,8 +62,8 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     assert len(rows) == len(report.domains) + 1 == 3
     aligned = ["---" if name in ("domain", "draft", "verdict", "next best") else "--:" for name in named]
     assert f"|{'|'.join(aligned)}|" in text
-    total = next(item for item in report.drafts if item.draft == report.answer.draft)
-    for row, answer in zip(rows, (*(item.best for item in report.domains), total), strict=True):
+    total = next(item.answer for item in report.drafts if item.answer.draft == report.answer.draft)
+    for row, answer in zip(rows, (*(item.answer for item in report.domains), total), strict=True):
         cell = dict(zip(named, row, strict=True))
         assert (cell["draft"], cell["γ"], cell["alpha"]) == ("small", "3", f"{answer.acceptance.value:.2f}")
         assert cell["tokens/round"] == f"{answer.tokens_per_round.value:.2f}"
@@ -85,7 +85,9 @@ def test_names_mean_nothing_but_themselves(tmp_path: Path) -> None:
     table, *sections = as_markdown(report).split("<details>")
     assert not re.search(r"(?<!\\):\w+:|https://|www\.evil", table)
     rows = [line for line in table.splitlines() if line.startswith("| ")]
-    assert {row.split(" | ")[0] for row in rows[1:-1]} == {f"| {escaped(item.domain)}" for item in report.domains}
+    assert {row.split(" | ")[0] for row in rows[1:-1]} == {
+        f"| {escaped(str(item.answer.domain))}" for item in report.domains
+    }
     assert "<script" not in "".join([table, *sections])
     for part in re.split(r"\n\n", "".join([table, *sections])):
         rows = [line for line in part.splitlines() if line.startswith("|")]
@@ -125,11 +127,11 @@ def test_every_section_is_folded_below_the_table_the_notes_first(run: Run) -> No
     """A parser of Markdown finds all of their tables, and no other markup than the folds and line breaks."""
     report = build_report(run)
     text = as_markdown(report)
-    filled = [section for section in SECTIONS if not section.is_empty(report)]
+    filled = [(title, blocks) for title, blocks, empty in map(report.drawn, NAMES) if not empty]
     assert titles(text)[0] == "What to know before trusting the numbers"
-    assert sorted(titles(text)) == sorted(section.title[:1].upper() + section.title[1:] for section in filled)
+    assert sorted(titles(text)) == sorted(title[:1].upper() + title[1:] for title, _ in filled)
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
-    tables = sum(isinstance(block, Table) for section in filled for block in section.blocks(report))
+    tables = sum(isinstance(block, Table) for _, blocks in filled for block in blocks)
     assert [token.type for token in tokens].count("table_open") == 1 + tables > 5
     inside = [child for token in tokens for child in token.children or () if child.type == "html_inline"]
     assert {token.content.split("\n")[0] for token in tokens if token.type == "html_block"} == {"<details>", "</details>"}
@@ -140,11 +142,11 @@ def test_every_section_is_folded_below_the_table_the_notes_first(run: Run) -> No
 def test_what_a_comment_cannot_hold_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     report = build_report(run)
     whole = as_markdown(report)
-    monkeypatch.setattr(report_texts, "COMMENT", len(whole) - 1)
+    monkeypatch.setattr(drawn, "COMMENT", len(whole) - 1)
     text = as_markdown(report)
     left = sorted(set(titles(whole)) - set(titles(text)))
     assert left
     named = re.findall(r"Too long for a comment on GitHub: (.*)\. `alphaprof report --show NAME`", text)[0].split(", ")
-    assert left == sorted(section.title[:1].upper() + section.title[1:] for section in SECTIONS if section.name in named)
+    assert left == sorted(title[:1].upper() + title[1:] for title, *_ in map(report.drawn, named))
     assert "What to know before trusting the numbers" not in left
     assert len(text) < len(whole) + 100

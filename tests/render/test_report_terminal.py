@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 from rich.cells import cell_len
 
-from alphaprof.render.json import render_json
 from alphaprof.render import format as fmt
-from alphaprof.report.build import Report
+from alphaprof.render.json import render_json
 from alphaprof.report.answer import Result
+from alphaprof.report.build import RunReport
 from tests.reference import LOGGED_RULES
-from tests.reporting import HOSTILE, as_first_screen, as_terminal, only, reported
+from tests.reporting import HOSTILE, as_first_screen, as_terminal, every, only, reported
 from tests.synthetic import Domain, Recipe
 
 STORY = Domain(alpha=0.5, temperature=0.7, continuation="sampled")
@@ -38,7 +38,7 @@ WIDTHS = [100, 200]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     return reported(tmp_path_factory.mktemp("terminal"), RECIPE)
 
 
@@ -69,17 +69,17 @@ def mark(result: Result) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_every_rule_shows_its_alpha_with_what_it_is_worth(report: Report, draft: str, width: int) -> None:
+def test_every_rule_shows_its_alpha_with_what_it_is_worth(report: RunReport, draft: str, width: int) -> None:
     """In the row of its domain and the column of its rule: * off-policy, ~ lossy."""
     others = of_draft(as_terminal(report, width, "rules"), draft)
-    for result in (found for found in report.results if found.draft == draft and found.verdict is None):
+    for result in (found for found in every(report) if found.draft == draft and found.verdict is None):
         assert cell(others, result.rule, result.domain) == fmt.share(result.alpha.value) + mark(result)
         assert f"[{fmt.share(result.alpha.low, 2)}, {fmt.share(result.alpha.high, 2)}]" in others
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_rules_of_the_verdict_have_a_table_of_their_own(report: Report, draft: str, width: int) -> None:
+def test_rules_of_the_verdict_have_a_table_of_their_own(report: RunReport, draft: str, width: int) -> None:
     text = of_draft(as_terminal(report, width, "drafts"), draft)
     for domain, rule in (("code", "strict"), ("story", "one_hot")):
         table = text[text.index(f"draft {draft}, rule {rule}: by domain") :]
@@ -99,7 +99,7 @@ def test_rules_of_the_verdict_have_a_table_of_their_own(report: Report, draft: s
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_cut_off(report: Report, width: int) -> None:
+def test_nothing_is_cut_off(report: RunReport, width: int) -> None:
     text = as_terminal(report, width)
     assert max(map(len, text.splitlines())) <= width
     first = as_first_screen(report, width)
@@ -108,7 +108,7 @@ def test_nothing_is_cut_off(report: Report, width: int) -> None:
     cut = [line for line in first.splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line]
     assert all(re.search(r"\N{HORIZONTAL ELLIPSIS} \(--show (verdict|drafts|notes)\)$", line) for line in cut)
     gammas = as_terminal(report, width, "gammas")
-    for result in report.results:
+    for result in every(report):
         shown = of_draft(gammas, result.draft)
         for item in result.gammas:
             faster = f" / {fmt.number(item.speedup.value)}" if item.speedup else ""
@@ -128,7 +128,7 @@ def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path
     assert max(map(cell_len, text.splitlines())) <= 100
     rendered = render_json(found)
     assert rendered.isascii()
-    assert {result["domain"] for result in json.loads(rendered)["results"]} == set(domains)
+    assert {result["domain"] for result in json.loads(rendered)["sections"]["drafts"]["results"]} == set(domains)
 
 
 def text(domain: str, continuation: str, *settings: float) -> SimpleNamespace:

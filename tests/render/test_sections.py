@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,22 +16,19 @@ from alphaprof.commands.check import checked
 from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
-from alphaprof.commands.trees import build_trees
 from alphaprof.render.answer import Answer, answer_text
-from alphaprof.report.drawn import ReportAnswer
-from alphaprof.report.draw import NAMES, SECTIONS
 from alphaprof.render.tables import NAME_WIDTH, named_table, show
-from alphaprof.report.build import Report
+from alphaprof.report.build import RunReport
+from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.sections import NAMES
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import RunDraft
 from alphaprof.stats.formulas import RoundCost
-from alphaprof.theory.trees import Tree
 from tests.commands.test_check import RECIPE as CHECKED
 from tests.commands.test_compare import RECIPE as COMPARED
-from tests.commands.test_report_trees import BUSHY, made
 from tests.commands.test_validate import compared
 from tests.report.test_report_costs import timed
-from tests.reporting import as_first_screen, as_terminal, reported
+from tests.reporting import as_first_screen, as_terminal, changed, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 EVERYTHING = Recipe(
@@ -53,7 +50,7 @@ LONG = Recipe(
 )
 
 
-def everything(path: Path) -> Report:
+def everything(path: Path) -> RunReport:
     """A run with a model, a head and prompt lookup, three kinds of text, spans and certificates."""
     return reported(path, EVERYTHING)
 
@@ -64,71 +61,66 @@ def cells(line: str) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     return everything(tmp_path_factory.mktemp("everything"))
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     """A run of one rule and one draft model: no step times, thresholds, head or gamma that pays best."""
     return reported(tmp_path_factory.mktemp("bare"), Recipe(latency=False))
 
 
-def test_all_is_every_section_that_has_something_in_the_order_of_the_table(whole: Report, bare: Report) -> None:
+def empty_of(report: RunReport) -> list[str]:
+    """The sections that have nothing to show."""
+    return [name for name in NAMES if report.drawn(name)[2]]
+
+
+def test_all_is_every_section_that_has_something_in_the_order_of_the_table(whole: RunReport, bare: RunReport) -> None:
     for report in (whole, bare):
         head, *parts = (as_terminal(report, 150, name) for name in ("none", *NAMES))
-        full = [
-            part.removeprefix(head) for part, section in zip(parts, SECTIONS, strict=True) if not section.is_empty(report)
-        ]
+        full = [part.removeprefix(head) for part, name in zip(parts, NAMES, strict=True) if name not in empty_of(report)]
         assert as_terminal(report, 150) == as_terminal(report, 150, "all")
         assert as_terminal(report, 150) == f"{as_first_screen(report, 150)}\n{head}{''.join(full)}"
         assert head.count("\n") == 1
         assert f"run {report.run.path} (complete)" in head
-    assert [section.name for section in SECTIONS if section.is_empty(whole)] == ["load"]
-    empty = [
-        "rules",
-        "causes",
-        "load",
-        "context",
-        "requests",
-        "certificates",
-        "predictability",
-        "times",
-        "wiring",
-        "documents",
-    ]
-    assert [section.name for section in SECTIONS if section.is_empty(bare)] == [name for name in empty if name != "causes"]
+    assert empty_of(whole) == ["load"]
+    assert empty_of(bare) == ["rules", "load", "context", "requests", "times", "wiring", "documents"]
 
 
-def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: Report, bare: Report) -> None:
-    """It writes something, or the sentence of the table that says why it does not."""
-    for report in (whole, bare, dataclasses.replace(bare, results=(), causes=(), difficulty=(), notes=())):
-        for section in SECTIONS:
-            said = as_terminal(report, 200, section.name).split("\n", 1)[1]
-            assert said.startswith(f"\n{section.name}: {section.title}\n\n")
-            assert said.endswith(f"\nnothing to show: {section.empty}\n") == section.is_empty(report)
+def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: RunReport, bare: RunReport) -> None:
+    """It writes something, or a sentence that says why it does not."""
+    for report in (whole, bare, changed(bare, results=(), pools=(), notes=())):
+        for name in NAMES:
+            title, blocks, empty = report.drawn(name)
+            said = as_terminal(report, 200, name).split("\n", 1)[1]
+            assert said.startswith(f"\n{name}: {title}\n\n")
+            assert said.removeprefix(f"\n{name}: {title}\n\n").strip()
+            assert ("\nnothing to show: " in said) == empty
+            if empty:
+                assert said.endswith(f"\n{blocks[0]}\n")
+                assert len(str(blocks[0])) > len("nothing to show: ")
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def long(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     return reported(tmp_path_factory.mktemp("long"), LONG)
 
 
 def numbers(text: str) -> Iterator[str]:
-    """Every cell of a text that holds a digit, its interval apart; a title that ends in the level of its bounds is none."""
+    """Every cell of a text that holds a digit, its interval apart."""
     for line in text.replace(" [", "  [").splitlines():
-        each = (cell for cell in cells(line) if cell != "[95% each] by gamma")
-        yield from (cell for cell in each if any(map(str.isdigit, cell)) and not cell[0].isalpha())
+        yield from (cell for cell in cells(line) if any(map(str.isdigit, cell)) and not cell[0].isalpha())
 
 
 @pytest.mark.parametrize("width", [40, 79, 100])
-def test_narrow_terminals_get_every_number_whole(long: Report, whole: Report, width: int) -> None:
+def test_narrow_terminals_get_every_number_whole(long: RunReport, whole: RunReport, width: int) -> None:
     """Also where twelve domains have names of 200 characters."""
     for report in (whole, long):
-        for name in ("drafts", "gammas", "rules", "causes", "requests", "difficulty", "certificates", "predictability"):
+        for name in ("drafts", "gammas", "rules", "causes", "requests", "target", "trees"):
             narrow, wide = as_terminal(report, width, name), as_terminal(report, 1000, name)
             assert report is not whole or "\N{HORIZONTAL ELLIPSIS}" not in narrow  # long names end in one
-            tables = [line for line in wide.splitlines() if not line.startswith("  ")]
+            tables = [line for line in wide.splitlines() if "  " in line and not line.startswith("  ")]
             lost = set(numbers("\n".join(tables))) - set(numbers(narrow))
             assert {cell for cell in lost if "name" not in cell} == set()
             if width >= 60:
@@ -137,8 +129,8 @@ def test_narrow_terminals_get_every_number_whole(long: Report, whole: Report, wi
 
 def test_the_page_on_reports_lists_every_section_with_its_title() -> None:
     page = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ")[:2] for line in page[page.index("| section |") :].splitlines()[2 : 2 + len(SECTIONS)]]
-    assert rows == [[f"| `{section.name}`", section.title] for section in SECTIONS]
+    rows = [line.split(" | ")[:2] for line in page[page.index("| section |") :].splitlines()[2 : 2 + len(NAMES)]]
+    assert rows == [[f"| `{name}`", import_module(f"alphaprof.report.sections.{name}").TITLE] for name in NAMES]
 
 
 def of_two(path: Path) -> Answer:
@@ -159,7 +151,6 @@ ANSWERS: dict[str, Callable[[Path], Answer]] = {
     "compare": of_two,
     "latency": lambda path: Latency.of(timed(path / "run")),
     "predict": lambda path: build_prediction(acceptance_of(0.8), RoundCost(0.1, 1.03, 0.0), (1, 2, 3)),
-    "trees": lambda path: build_trees(RunDraft(made(path), "small"), given={"mine.json": Tree.from_paths(BUSHY)}),
     "validate": lambda path: compared(path, 1.02),
     "lossy": lambda path: compared(path, rule="additive_0p1"),
 }
@@ -181,7 +172,7 @@ def test_every_word_and_number_is_whole_in_80_and_100_columns(
         assert max(map(len, text.splitlines())) <= width
 
 
-@pytest.mark.parametrize("name", ["check", "compare", "predict", "trees", "validate", "lossy"])
+@pytest.mark.parametrize("name", ["check", "compare", "predict", "validate", "lossy"])
 def test_markdown_and_page_hold_every_number_of_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

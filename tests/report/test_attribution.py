@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.profiling.models.kinds import PromptLookup
-from alphaprof.report.build import Report, build_report
+from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.sections.causes import CAUSES, Attribution
 from alphaprof.run.reader import Run
 from alphaprof.theory.certificates import strict_thresholds
@@ -67,7 +67,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return with_special(write_run(tmp_path_factory.mktemp("sampled") / "run", SAMPLED))
 
 
-def of(report: Report, domain: str, draft: str = "small", rule: str = "strict") -> Attribution:
+def of(report: RunReport, domain: str, draft: str = "small", rule: str = "strict") -> Attribution:
     (found,) = [item for item in report.section("causes") if (item.domain, item.draft, item.rule) == (domain, draft, rule)]
     return found
 

@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from alphaprof.report.sections.target import Tally, tallies
-from alphaprof.report.sections.target import decile_counts
-from alphaprof.report.sections.target import certain_runs
+from alphaprof.report.sections.target import Tally, certain_runs, decile_counts, tallies
 from alphaprof.rules import rules_of
 from alphaprof.run.reader import Run
 from alphaprof.theory.certificates import budget

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaprof.report.sections.target import EXTREMES, SHORTEST
+from alphaprof.report.sections.documents import EXTREMES, SHORTEST
 from alphaprof.stats.estimate import autocorrelation
 from tests.loops import each
 from tests.reporting import log_of, only, recounted, reported, rows_of

@@ -13,8 +13,8 @@ import pytest
 
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, Timing, without_draft
 from alphaprof.report import traffic
-from alphaprof.report.inputs import ReportInputs, draft_pools
 from alphaprof.report.answer import OnFor
+from alphaprof.report.inputs import ReportInputs, draft_pools
 from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.traffic import on_for
 from alphaprof.report.verdict import CrossFit, Halves, Question, held_out
@@ -74,8 +74,8 @@ def test_the_best_and_the_next_best_by_hand(tmp_path: Path) -> None:
     report, anew, (pools, inputs) = asked(run), Anew(run, MIXED), pools_of(run)
     assert [item.share for item in report.domains] == sorted((item.share for item in report.domains), reverse=True)
     for item in report.domains:
-        second = held_out({item.domain: pools["small"][item.domain].units.lots})[item.domain]
-        rows = np.flatnonzero(anew.domain == item.domain)
+        second = held_out({item.answer.domain: pools["small"][item.answer.domain].units.lots})[item.answer.domain]
+        rows = np.flatnonzero(anew.domain == item.answer.domain)
         halves = (rows[~second], rows[second])
 
         def fastest(options: list[tuple[str, int]], places: Any) -> tuple[str, int]:
@@ -86,19 +86,19 @@ def test_the_best_and_the_next_best_by_hand(tmp_path: Path) -> None:
         others = [option for option in every if option[0] != best[0]]
         next_best, ways = fastest(others, rows), []
         assert item.next_best is not None
-        assert [(one.draft, one.gamma) for one in (item.best, item.next_best)] == [best, next_best]
-        for one, options in ((item.best, every), (item.next_best, others)):
+        assert [(one.draft, one.gamma) for one in (item.answer, item.next_best)] == [best, next_best]
+        for one, options in ((item.answer, every), (item.next_best, others)):
             crossed = [fastest(options, half) for half in halves[::-1]]
             spent = sum(anew.spent[option][half].sum() for option, half in zip(crossed, halves, strict=True))
             assert one.speedup.value == pytest.approx(anew.tokens[rows].sum() / spent)
             sides = zip(crossed, (~second, second), strict=True)
             parts = [
-                (pools[draft][item.domain].counts(gamma).rows(mask), inputs.timing.times[draft])
+                (pools[draft][item.answer.domain].counts(gamma).rows(mask), inputs.timing.times[draft])
                 for (draft, gamma), mask in sides
             ]
             ways.insert(0, [parts])
-        assert item.ahead.value == pytest.approx(item.best.speedup.value / item.next_best.speedup.value)
-        assert item.ahead == deciding_interval(Mix((item.domain,), (1.0,)).gain(*ways), 0.95)
+        assert item.ahead.value == pytest.approx(item.answer.speedup.value / item.next_best.speedup.value)
+        assert item.ahead == deciding_interval(Mix((item.answer.domain,), (1.0,)).gain(*ways), 0.95)
 
 
 @pytest.mark.parametrize("weights", [None, SHARES], ids=["as observed", "given weights"])

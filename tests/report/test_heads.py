@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.render.html.page import render_html
-from alphaprof.report.build import Report
+from alphaprof.report.build import RunReport
 from alphaprof.run.manifest import Trained, Trial
 from alphaprof.run.reader import Run
 from tests.reporting import as_json, as_markdown, as_terminal, codes, only, reported
@@ -42,31 +42,33 @@ def log_of(run: Run, domain: str) -> pd.DataFrame:
     return rows[rows["domain"] == domain]
 
 
-def test_coverage_of_the_vocabulary_is_that_of_the_log(run: Run, report: Report) -> None:
-    assert [(item.domain, item.draft) for item in report.section("drafts").vocabulary] == [("code", "head"), ("chat", "head")]
-    for item in report.section("drafts").vocabulary:
+def test_coverage_of_the_vocabulary_is_that_of_the_log(run: Run, report: RunReport) -> None:
+    found = report.section("drafts").vocabulary
+    assert [(item.domain, item.draft) for item in found] == [("code", "head"), ("chat", "head")]
+    for item in found:
         known = log_of(run, item.domain)["in_draft_vocabulary"]
         assert item.proposable.value == pytest.approx(known.mean(), abs=1e-12)
         assert item.proposable.low < known.mean() < item.proposable.high
         assert item.positions == len(known)
-    document = as_json(report)["vocabulary"][0]
-    assert document["proposable"]["value"] == report.section("drafts").vocabulary[0].proposable.value
+    document = as_json(report)["sections"]["drafts"]["vocabulary"][0]
+    assert document["proposable"]["value"] == found[0].proposable.value
 
 
-def test_an_infinite_divergence_is_said_and_not_printed(report: Report) -> None:
+def test_an_infinite_divergence_is_said_and_not_printed(report: RunReport) -> None:
     """In its place stands the mean total variation."""
     text = as_terminal(report, 230)
     assert "draft head cannot propose some tokens that the target can emit: KL(p||q) is infinite" in text
     assert "\\n" not in text
     assert "draft head: certified of accepted" not in text
-    beta = next(item.beta.value for item in report.section("target").certificates.lossless if (item.draft, item.domain) == ("head", "code"))
+    bounds = report.section("target").certificates.lossless
+    beta = next(item.beta.value for item in bounds if (item.draft, item.domain) == ("head", "code"))
     assert f"Mean total variation, 1 - overlap: code {1 - beta:.3f}" in text
     assert "draft head: share rejected" not in text
     assert "draft small: share rejected" in text
     assert not any(word in text[: text.index("\nlegend: ")].split() for word in ("inf", "nan"))
 
 
-def test_accept_at_1_is_of_all_positions_and_depth_1_of_real_rounds(run: Run, report: Report) -> None:
+def test_accept_at_1_is_of_all_positions_and_depth_1_of_real_rounds(run: Run, report: RunReport) -> None:
     log, head = log_of(run, "code"), only(report, "code", "head", "strict")
     right = log["draft_top"] == log["token"]
     assert head.alpha.value == pytest.approx(right.mean())
@@ -76,10 +78,11 @@ def test_accept_at_1_is_of_all_positions_and_depth_1_of_real_rounds(run: Run, re
         assert item.conditional[0] == pytest.approx(accepted / rounds)
 
 
-def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: Report) -> None:
+def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: RunReport) -> None:
     """Its share: positions of tokens outside of the vocabulary, none of which is accepted."""
     log = log_of(run, "code")
-    (item,) = [each for each in report.section("causes") if (each.draft, each.rule, each.domain) == ("head", "strict", "code")]
+    key = ("head", "strict", "code")
+    (item,) = [each for each in report.section("causes") if (each.draft, each.rule, each.domain) == key]
     causes = {cause.name: cause for cause in item.causes}
     tied = np.isclose(log["target_top_prob"], log["target_second_prob"], rtol=0.13) & (log["token"] != log["draft_top"])
     outside = ~log["in_draft_vocabulary"].astype(bool) & ~tied
@@ -90,8 +93,8 @@ def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: Repo
 
 def test_what_a_head_of_your_own_lacks_is_more_text(tmp_path: Path) -> None:
     report = reported(tmp_path, dataclasses.replace(RECIPE, drafts={}, heads={"head": {"trained": Trained(80, 9600)}}))
-    causes = [cause for item in report.section("causes") for cause in item.causes if cause.name in ("draft", "draft vocabulary")]
-    (remedy,) = {cause.remedy for cause in causes}
+    causes = [cause for item in report.section("causes") for cause in item.causes]
+    (remedy,) = {cause.remedy for cause in causes if cause.name in ("draft", "draft vocabulary")}
     assert remedy.startswith("train this head on more text than the 80 units (9,600 tokens) so far")
 
 
@@ -135,7 +138,7 @@ def test_a_block_has_rounds_of_its_own_length_alone(tmp_path: Path) -> None:
     report = reported(tmp_path / "block", dataclasses.replace(RECIPE, heads={"flash": block}, decision={"weights": None}))
     for result in report.results:
         assert [item.gamma for item in result.gammas] in ([], [3] if result.draft == "flash" else [1, 2, 3, 4])
-    assert next(answer.gamma for answer in report.drafts if answer.draft == "flash") == 3
+    assert next(item.answer.gamma for item in report.drafts if item.answer.draft == "flash") == 3
     fixed = {"draft": "flash", "gamma": 2}
     report = reported(tmp_path / "fixed", dataclasses.replace(RECIPE, heads={"flash": block}, decision=fixed))
     assert (report.answer.verdict, report.answer.gamma) == ("UNDECIDED", None)

@@ -13,7 +13,7 @@ import pytest
 
 from alphaprof.render.json import render_json
 from alphaprof.report import build
-from alphaprof.report.build import Report, build_report
+from alphaprof.report.build import RunReport, build_report
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.log_sample import ENOUGH, LogPart
@@ -69,7 +69,7 @@ def test_a_part_is_spread_over_the_run(run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def reports(run: Run) -> tuple[Report, Report, Report]:
+def reports(run: Run) -> tuple[RunReport, RunReport, RunReport]:
     """Of the run as it is, of a part of its log, and of its whole log where a part is read otherwise."""
     small = build_report(run)
     with pytest.MonkeyPatch.context() as patch:
@@ -77,21 +77,23 @@ def reports(run: Run) -> tuple[Report, Report, Report]:
         return small, build_report(run), build_report(run, whole_log=True)
 
 
-def test_a_whole_log_is_told_as_it_always_was(reports: tuple[Report, Report, Report]) -> None:
+def test_a_whole_log_is_told_as_it_always_was(reports: tuple[RunReport, RunReport, RunReport]) -> None:
     small, _, whole = reports
     assert render_json(small) == render_json(whole)
     assert small.run.log_documents == small.run.documents
     assert "part_of_log" not in codes(small)
 
 
-def test_results_do_not_hang_on_how_much_of_the_log_is_read(reports: tuple[Report, Report, Report]) -> None:
+def test_results_do_not_hang_on_how_much_of_the_log_is_read(reports: tuple[RunReport, RunReport, RunReport]) -> None:
     """Verdicts and results rest on totals; so do the documents at either end."""
     _, part, whole = reports
-    for name in ("traffic", "results", "documents", "times"):
+    for name in ("answer", "traffic", "domains", "drafts", "results", "times"):
         assert getattr(part, name) == getattr(whole, name)
+    for name in ("documents", "gammas"):
+        assert part.section(name) == whole.section(name) != ()
 
 
-def test_what_is_told_from_a_part_says_so(reports: tuple[Report, Report, Report]) -> None:
+def test_what_is_told_from_a_part_says_so(reports: tuple[RunReport, RunReport, RunReport]) -> None:
     """The documents and positions of every such value are those of the part, and a note names the remedy."""
     _, part, whole = reports
     told = part.run.log_documents
@@ -102,16 +104,18 @@ def test_what_is_told_from_a_part_says_so(reports: tuple[Report, Report, Report]
     for mine, other in zip(part.section("causes"), whole.section("causes"), strict=True):
         assert mine.documents <= other.documents
         assert (mine.positions < other.positions) == (mine.documents < other.documents)
-    assert sum(item.positions for item in part.difficulty) < sum(item.positions for item in whole.difficulty)
+    assert sum(item.positions for item in part.section("target").tenths) < sum(
+        item.positions for item in whole.section("target").tenths
+    )
 
 
-def test_losses_of_a_part_are_those_of_its_documents(run: Run, reports: tuple[Report, Report, Report]) -> None:
+def test_losses_of_a_part_are_those_of_its_documents(run: Run, reports: tuple[RunReport, RunReport, RunReport]) -> None:
     """A run of these shards alone loses as much, at the same gamma."""
     part = part_of(run, 500)
     chosen = set(part.documents.numbers.tolist())
     (found,) = [
         item
-        for item in reports[1].causes
+        for item in reports[1].section("causes")
         if (item.domain, item.draft, item.rule, item.continuation) == ("chat", "small", "strict", "greedy")
     ]
     lost = positions = 0.0

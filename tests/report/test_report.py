@@ -16,7 +16,7 @@ from scipy import stats
 from alphaprof.config.load import changed_question, stored_profile, validate
 from alphaprof.errors import ProfileInvalid
 from alphaprof.render import format as fmt
-from alphaprof.report.build import Report, build_report
+from alphaprof.report.build import RunReport, build_report
 from alphaprof.run.manifest import StoredProfile
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
@@ -63,7 +63,7 @@ def skewed(totals: Any, counts: Any, error: float, t: float) -> float:
     return float(third.sum()) * alike / (alike - 2) / (6 * error**2) * (1 + 2 * t**2) / ratio
 
 
-def test_alpha_interval_is_that_of_documents(report: Report, positions: pd.DataFrame) -> None:
+def test_alpha_interval_is_that_of_documents(report: RunReport, positions: pd.DataFrame) -> None:
     """From sums by document, in pandas."""
     by_document = rows_of(positions, "chat", "small").groupby("document")["accept_strict"].agg(["sum", "count"])
     share, error, t = spread(by_document["sum"], by_document["count"])
@@ -72,7 +72,7 @@ def test_alpha_interval_is_that_of_documents(report: Report, positions: pd.DataF
     assert (alpha.low, alpha.high) == (pytest.approx(share - half, abs=1e-5), pytest.approx(share + half, abs=1e-5))
 
 
-def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.DataFrame) -> None:
+def test_speedup_interval_is_that_of_documents(report: RunReport, positions: pd.DataFrame) -> None:
     """Each bound at 95 %, on the log scale, with the timing error beside that of documents, which alone counts degrees of
     freedom; gamma 1, so that a round costs 1 or 1.05 + 0.1.
     """
@@ -97,7 +97,7 @@ def test_speedup_interval_is_that_of_documents(report: Report, positions: pd.Dat
     )
 
 
-def test_off_policy_text_has_alpha_but_no_rounds(report: Report) -> None:
+def test_off_policy_text_has_alpha_but_no_rounds(report: RunReport) -> None:
     result = only(report, "poetry")
     assert result.alpha is not None
     assert result.gammas == ()
@@ -108,20 +108,20 @@ def test_off_policy_text_has_alpha_but_no_rounds(report: Report) -> None:
 def test_unknown_is_null_and_unbounded_is_inf(tmp_path: Path) -> None:
     """One document: the point is known, and of its interval what step times allow: with 10.5 and 1 ms, 1.15 / 2 to 1.15."""
     content = as_json(reported(tmp_path, Recipe(domains={"code": Domain(documents=1)})))
-    (result,) = content["results"]
+    (result,) = content["sections"]["drafts"]["results"]
     assert (result["alpha"]["low"], result["alpha"]["high"]) == (0.0, 1.0)
     speedup = result["gammas"][0]["speedup"]
     assert (1 / speedup["high"], 1 / speedup["low"]) == pytest.approx((1.15 / 2, 1.15), rel=0.03)  # and their error
     assert [(item["tokens_per_round"]["low"], item["tokens_per_round"]["high"]) for item in result["gammas"]] == [
         (1.0, gamma + 1.0) for gamma in Recipe().gammas
     ]
-    assert result["best_gamma"] is None or result["verdict"] == "UNDECIDED"
+    assert result["gamma"] is None or result["verdict"] == "UNDECIDED"
     assert content["times"]["overhead_ms"] is None
 
 
 @pytest.mark.parametrize("shards", [None, 3])
 def test_an_interrupted_run_gives_the_numbers_of_its_shards(
-    run: Run, report: Report, tmp_path: Path, shards: int | None
+    run: Run, report: RunReport, tmp_path: Path, shards: int | None
 ) -> None:
     """Without stored totals they are computed, and nothing is written; the report says that it is partial."""
     copy = interrupted(run, tmp_path / "partial", shards)
@@ -158,12 +158,13 @@ def test_fixed_draft_and_gamma_are_judged_by_all_documents(tmp_path: Path) -> No
 def test_auto_chooses_the_better_draft_and_tests_it_on_all_documents(tmp_path: Path) -> None:
     recipe = Recipe(domains={"code": Domain(documents=20, alpha=0.4)}, drafts={"poor": -0.3, "good": 0.5})
     written = write_run(tmp_path / "run", recipe)
-    traffic = build_report(written).traffic
-    assert traffic.draft == "good"
-    assert (traffic.documents, traffic.chosen, traffic.disagreement) == (20, True, "")
-    assert "on 20 independent documents" in traffic.reason
-    (alone,) = {answer.speedup for answer in build_report(written).drafts if answer.draft == "good"}
-    assert traffic.speedup == alone  # both halves choose it, and its gamma
+    report = build_report(written)
+    answer, traffic = report.answer, report.traffic
+    assert answer.draft == "good"
+    assert (answer.documents, answer.held_out, traffic.chosen, traffic.disagreement) == (20, 20, True, "")
+    assert "on 20 independent documents" in answer.reason
+    (alone,) = {item.answer.speedup for item in report.drafts if item.answer.draft == "good"}
+    assert answer.speedup == alone  # both halves choose it, and its gamma
 
 
 def test_given_weights_weigh_times(tmp_path: Path) -> None:
@@ -301,7 +302,7 @@ def test_keys_that_were_removed_are_ignored_in_the_profile_of_an_older_run(tmp_p
     assert build_report(opened).traffic.weights == shares
     asked = changed_question(older, ["decision.min_speedup=50"])
     assert asked == changed_question(config | {"decision": decision}, ["decision.min_speedup=50"])
-    assert build_report(opened, config=asked).verdict == "NO-GO"
+    assert build_report(opened, config=asked).answer.verdict == "NO-GO"
     assert stored_profile(older) == validate(config | {"decision": decision}, "the run")
     with pytest.raises(ProfileInvalid, match="unknown key route"):  # a new profile
         validate(older, "profile.yaml")
@@ -326,7 +327,7 @@ def test_a_draft_of_a_removed_kind_stays_in_the_profile_of_an_older_run(tmp_path
     assert asked["drafts"]["heads"].items() >= given.items()
     opened = Run.open(run.path)
     assert "heads" in build_report(opened).run.draft_models
-    assert build_report(opened, config=asked).verdict == "NO-GO"
+    assert build_report(opened, config=asked).answer.verdict == "NO-GO"
     with pytest.raises(ProfileInvalid, match=r"drafts\.heads: kind medusa was removed"):  # a new profile
         validate(older, "profile.yaml")
 

@@ -16,15 +16,14 @@ import pytest
 from scipy import stats
 
 from alphaprof.config.load import changed_question
-from alphaprof.report.build import Report, build_report
-from alphaprof.report.sections.target import Certificate
-from alphaprof.report.sections.target import EPSILONS, Predictability
+from alphaprof.report.build import RunReport, build_report
+from alphaprof.report.sections.target import EPSILONS, Certificate, Predictability
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.conftest import slow
 from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, RULES, judged, prepared, recounted, sharpest
-from tests.reporting import as_json, as_terminal, asked, codes, engine, only, reported, runs_of
+from tests.reporting import as_json, as_terminal, asked, engine, only, reported, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 Array = np.ndarray[Any, Any]
@@ -63,12 +62,14 @@ def with_units(run: Run) -> pd.DataFrame:
 
 
 def certificate(
-    report: Report, domain: str, kind: str = "greedy", draft: str = "small", rule: str = "strict"
+    report: RunReport, domain: str, kind: str = "greedy", draft: str = "small", rule: str = "strict"
 ) -> Certificate:
     """The one certificate of a text, draft and rule."""
     key = (domain, kind, draft, rule)
     (found,) = [
-        item for item in report.section("target").certificates.certificates if (item.domain, item.continuation, item.draft, item.rule) == key
+        item
+        for item in report.section("target").certificates.certificates
+        if (item.domain, item.continuation, item.draft, item.rule) == key
     ]
     return found
 
@@ -107,7 +108,7 @@ def close(found: Interval | None, expected: Interval, tolerance: float = 1e-6) -
 
 @pytest.mark.parametrize("rule", CERTIFIED)
 @pytest.mark.parametrize("draft", MODELS)
-def test_shares_are_those_of_the_log(report: Report, log: pd.DataFrame, draft: str, rule: str) -> None:
+def test_shares_are_those_of_the_log(report: RunReport, log: pd.DataFrame, draft: str, rule: str) -> None:
     for domain, kind, _ in PROPOSING:
         rows = rows_of(log, domain, kind, draft)
         again = recounted(rows, rule).sum()
@@ -142,7 +143,7 @@ UNITS = [(*kind, rule) for kind in KINDS for rule in ("strict", "typical_0p09_0p
 
 @pytest.mark.parametrize(("domain", "kind", "rule"), [*UNITS[::4], *slow(case for case in UNITS if case not in UNITS[::4])])
 def test_intervals_are_those_of_independent_units(
-    report: Report, log: pd.DataFrame, domain: str, kind: str, rule: str
+    report: RunReport, log: pd.DataFrame, domain: str, kind: str, rule: str
 ) -> None:
     """From sums by document, or by cluster; in chat there are five of seven documents."""
     rows = rows_of(log, domain, kind)
@@ -164,7 +165,7 @@ def recount_rows(rows: pd.DataFrame, rule: str) -> pd.DataFrame:
 
 @pytest.mark.parametrize("rule", ["strict", "additive_0p1", "tree_3"])
 @pytest.mark.parametrize("axis", ["margin", "entropy"])
-def test_tenths_are_those_of_the_log(report: Report, log: pd.DataFrame, axis: str, rule: str) -> None:
+def test_tenths_are_those_of_the_log(report: RunReport, log: pd.DataFrame, axis: str, rule: str) -> None:
     """Of all domains' positions of one kind of text; from their lower edge on, below their upper one."""
     values = log[f"target_{axis}"].astype(float)
     edges = None
@@ -196,7 +197,7 @@ def test_tenths_are_those_of_the_log(report: Report, log: pd.DataFrame, axis: st
 
 
 @pytest.mark.parametrize("draft", MODELS)
-def test_lossless_bounds_are_those_of_the_log(report: Report, log: pd.DataFrame, draft: str) -> None:
+def test_lossless_bounds_are_those_of_the_log(report: RunReport, log: pd.DataFrame, draft: str) -> None:
     """The means over positions of each bound; and in their order."""
     for found in (item for item in report.section("target").certificates.lossless if item.draft == draft):
         rows = rows_of(log, found.domain, found.continuation, draft)
@@ -239,10 +240,10 @@ def test_infinite_divergences_are_said_and_promise_nothing(tmp_path: Path) -> No
     item = certificate(found, "code")
     assert (item.mean_divergence, item.rejected_at_most) == (math.inf, 7 / 8)
     assert (item.certified.value, item.accepted.value, item.contradicted) == (7 / 8, 7 / 8, 0)
-    (bounds,) = found.certificates.lossless
+    (bounds,) = found.section("target").certificates.lossless
     assert (bounds.mean_divergence, bounds.from_mean) == (math.inf, 0.0)
     assert bounds.sharp.value == pytest.approx(7 / 8 * sharpest(float(np.float32(0.1))))
-    content = as_json(found)["certificates"]
+    content = as_json(found)["sections"]["target"]["certificates"]
     assert content["certificates"][0]["mean_divergence"] == "inf"
     assert content["lossless"][0]["mean_divergence"] == "inf"
     assert content["certificates"][0]["rejected_at_most"] == 0.875
@@ -261,32 +262,32 @@ def consistent(rows: pd.DataFrame) -> None:
 
 
 def test_certified_positions_that_were_rejected_are_an_alarm(tmp_path: Path) -> None:
-    """Three of them, in one domain and draft; the terminal and a note say so."""
+    """Three of them, in one domain and draft; its section says so, and where."""
     recipe = Recipe(drafts={"small": 0.0, "large": 0.1}, certificates=True, shard_documents=32)
     run = write_run(tmp_path / "run", recipe)
     for draft in recipe.drafts:
         run = rewritten(run, draft, consistent)
     honest = build_report(run)
-    assert "contradicted" not in codes(honest)
-    assert sum(item.contradicted for item in honest.certificates.certificates) == 0
+    assert sum(item.contradicted for item in honest.section("target").certificates.certificates) == 0
+    assert "impossible" not in as_terminal(honest)
 
     def wrong(rows: pd.DataFrame) -> None:
         odd = rows.index[(rows["draft_top"] != rows["target_top"]) & (rows["domain"] == "chat")][:3]
         rows.loc[odd, ["threshold_strict", "kl_target_draft"]] = 0.5, 0.4
 
     found = build_report(rewritten(run, "large", wrong))
-    alarms = [(item.domain, item.draft, item.contradicted) for item in found.certificates.certificates if item.contradicted]
+    certificates = found.section("target").certificates.certificates
+    alarms = [(item.domain, item.draft, item.contradicted) for item in certificates if item.contradicted]
     assert alarms == [("chat", "large", 3)]
-    (warning,) = [warning for warning in found.notes if warning.code == "contradicted"]
-    assert "3 certified positions were rejected" in warning.message
-    assert "chat (large, strict)" in warning.message
-    assert "  certified but rejected: 3 of " in as_terminal(found)
+    text = as_terminal(found)
+    assert "  certified but rejected: 3 of " in text
+    assert text.count("  this should be impossible: chat (strict)\n  do not trust the logged divergences there") == 1
 
 
 # What the target alone says.
 
 
-def predicted(report: Report, domain: str, kind: str) -> Predictability:
+def predicted(report: RunReport, domain: str, kind: str) -> Predictability:
     (found,) = [item for item in report.section("target").texts if (item.domain, item.continuation) == (domain, kind)]
     return found
 
@@ -311,10 +312,12 @@ def woodruff(values: pd.Series, units: pd.Series, probability: float) -> Interva
 
 
 @pytest.mark.parametrize(("domain", "kind", "on_policy"), TEXTS)
-def test_quantiles_are_those_of_the_log(report: Report, log: pd.DataFrame, domain: str, kind: str, on_policy: bool) -> None:
+def test_quantiles_are_those_of_the_log(
+    report: RunReport, log: pd.DataFrame, domain: str, kind: str, on_policy: bool
+) -> None:
     """Entropy, margin, the mean top probability, and KL budgets of every rule."""
     found, rows = predicted(report, domain, kind), rows_of(log, domain, kind)
-    assert (found.positions, found.documents) == (len(rows), rows["unit"].nunique())
+    assert (found.positions, found.units) == (len(rows), rows["unit"].nunique())
     for place, probability in enumerate((0.1, 0.5, 0.9)):
         close(found.entropy[place], woodruff(rows["target_entropy"], rows["unit"], probability))
         margin = woodruff(rows["target_margin"], rows["unit"], probability)
@@ -331,7 +334,7 @@ def test_quantiles_are_those_of_the_log(report: Report, log: pd.DataFrame, domai
 
 @pytest.mark.parametrize(("domain", "kind", "on_policy"), TEXTS)
 def test_certain_runs_are_those_of_the_log(
-    report: Report, log: pd.DataFrame, domain: str, kind: str, on_policy: bool
+    report: RunReport, log: pd.DataFrame, domain: str, kind: str, on_policy: bool
 ) -> None:
     """Token by token, for every rule and epsilon; rounds only under rules that keep the text, on the target's greedy one."""
     found, rows = predicted(report, domain, kind), rows_of(log, domain, kind)
@@ -353,7 +356,7 @@ def test_certain_runs_are_those_of_the_log(
         assert 1 <= item.tokens_per_round.low <= item.tokens_per_round.value <= item.tokens_per_round.high <= gamma + 1
 
 
-def test_intervals_of_certain_runs_are_those_of_documents(report: Report, log: pd.DataFrame) -> None:
+def test_intervals_of_certain_runs_are_those_of_documents(report: RunReport, log: pd.DataFrame) -> None:
     """The mean run by sums over units, tokens per round on the log scale."""
     rows = rows_of(log, "chat", "greedy")
     (item,) = [each for each in predicted(report, "chat", "greedy").runs if (each.rule, each.epsilon) == ("strict", 0.1)]
@@ -377,7 +380,7 @@ def test_intervals_of_certain_runs_are_those_of_documents(report: Report, log: p
 def test_the_free_draft_is_prompt_lookup_under_the_rule_of_the_verdict(run: Run, decision: dict[str, Any]) -> None:
     found = asked(run, **decision)
     results = {(item.domain, item.continuation, item.draft, item.rule): item for item in found.results}
-    for text in found.predictability:
+    for text in found.section("target").texts:
         rule = decision.get("rule") or ("one_hot" if text.continuation == "sampled" else "strict")
         (free,) = text.free
         result = results[text.domain, text.continuation, "lookup", rule]
@@ -390,11 +393,11 @@ def test_the_free_draft_is_prompt_lookup_under_the_rule_of_the_verdict(run: Run,
 ALONE = dataclasses.replace(MIXED, drafts={}, lookups=("ngram",))
 
 
-def test_strict_says_the_same_with_thresholds_and_without(tmp_path: Path, report: Report) -> None:
+def test_strict_says_the_same_with_thresholds_and_without(tmp_path: Path, report: RunReport) -> None:
     """The closed form of two probabilities against what the log holds: one kind of run for both."""
     without = reported(tmp_path, dataclasses.replace(ALONE, certificates=False, seed=MIXED.seed))
     with_them = reported(tmp_path / "with", dataclasses.replace(ALONE, seed=MIXED.seed))
-    for mine, logged in zip(without.predictability, with_them.predictability, strict=True):
+    for mine, logged in zip(*(each.section("target").texts for each in (without, with_them)), strict=True):
         (budget,) = mine.budgets
         assert dataclasses.astuple(budget.half) == pytest.approx(dataclasses.astuple(logged.budgets[0].half), rel=1e-5)
         strict = [run for run in logged.runs if run.rule == "strict"]
@@ -455,11 +458,11 @@ def test_real_models_contradict_no_certificate(profiled: Callable[[dict[str, Any
     }
     found = build_report(profiled(drafts))
     rules, trees = [*CERTIFIED, "tree_4"], ["tree_2", "tree_3", "tree_4"]
-    judged = [(item.domain, item.draft, item.rule) for item in found.certificates.certificates]
+    judged = [(item.domain, item.draft, item.rule) for item in found.section("target").certificates.certificates]
     greedy, drawn = (list(itertools.product(names, drafts)) for names in (["code"], ["story", "novel"]))
     assert len(judged) == 3 * len(rules) + 2 * 3 * (len(rules) - len(trees)) == len(set(judged))
     assert {(domain, draft) for domain, draft, _ in judged} == {each for each in greedy + drawn if each[1] != "ngram"}
-    for item in found.certificates.certificates:
+    for item in found.section("target").certificates.certificates:
         assert item.contradicted == 0
         assert item.certified.value <= item.accepted.value
         assert 1 - item.accepted.value <= item.rejected_at_most
@@ -467,19 +470,22 @@ def test_real_models_contradict_no_certificate(profiled: Callable[[dict[str, Any
             assert (item.accepted.value, item.rejected_at_most) == (1, pytest.approx(0, abs=0.02))
             assert item.certified.value > 0.9
     for rule in rules:
-        assert any(0 < item.certified.value < 1 for item in found.certificates.certificates if item.rule == rule)
-    assert "contradicted" not in codes(found)
-    truncated = [item for item in found.certificates.certificates if (item.domain, item.draft) == ("novel", "skip")]
+        assert any(
+            0 < item.certified.value < 1 for item in found.section("target").certificates.certificates if item.rule == rule
+        )
+    truncated = [
+        item for item in found.section("target").certificates.certificates if (item.domain, item.draft) == ("novel", "skip")
+    ]
     assert {item.mean_divergence for item in truncated} == {math.inf}
-    for item in found.certificates.lossless:
+    for item in found.section("target").certificates.lossless:
         assert 0 <= item.from_mean <= item.sharp.value + 1e-9 <= item.beta.value + 1e-6
     as_json(found)
     assert "nan" not in as_terminal(found)
     alone = build_report(profiled({}))
-    assert alone.certificates.certificates == ()
-    bare, full = ([dataclasses.replace(text, free=()) for text in each.predictability] for each in (alone, found))
+    assert alone.section("target").certificates.certificates == ()
+    bare, full = ([dataclasses.replace(text, free=()) for text in each.section("target").texts] for each in (alone, found))
     assert bare == full
-    assert [(free.draft, free.rule) for text in alone.predictability for free in text.free] == [
+    assert [(free.draft, free.rule) for text in alone.section("target").texts for free in text.free] == [
         ("ngram", "strict"),
         ("ngram", "one_hot"),
         ("ngram", "one_hot"),
@@ -517,7 +523,7 @@ def test_what_is_certain_is_the_least_that_a_draft_within_epsilon_reaches(tmp_pa
         rows["draft_top"] = np.where(right, rows["token"], rows["token"] + 1)
 
     found = build_report(rewritten(run, "small", change))
-    (least,) = [item for item in found.predictability[0].runs if (item.rule, item.epsilon) == ("strict", 0.03)]
+    (least,) = [item for item in found.section("target").texts[0].runs if (item.rule, item.epsilon) == ("strict", 0.03)]
     reached = only(found, "code").gammas[-1]
     assert reached.gamma == least.gamma == 4
     if luck:

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.report.build import Report, build_report
 from alphaprof.report.answer import Result
-from alphaprof.report.result import SELF_CHECK_CONFIDENCE, _self_check
+from alphaprof.report.build import RunReport, build_report
+from alphaprof.report.result import SELF_CHECK_CONFIDENCE, self_check
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
 from tests.loops import each
-from tests.reporting import as_terminal, codes, log_of, only, reported, rows_of
+from tests.reporting import as_terminal, asked, codes, every, log_of, only, reported, rows_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 STORY = Domain(documents=16, alpha=0.5, shortest=40, longest=80, temperature=0.7, continuation="sampled")
@@ -33,15 +33,15 @@ HONEST = Recipe(
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def honest(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     return reported(tmp_path_factory.mktemp("honest"), HONEST)
 
 
-def checked(report: Report) -> list[Result]:
-    return [result for result in report.results if result.self_check is not None]
+def checked(report: RunReport) -> list[Result]:
+    return [result for result in every(report) if result.self_check is not None]
 
 
-def test_honest_sampled_text_agrees_with_its_distributions(honest: Report) -> None:
+def test_honest_sampled_text_agrees_with_its_distributions(honest: RunReport) -> None:
     """In every domain, under both rules, for both drafts; and the interval is not so wide that anything would."""
     found = [result for result in checked(honest) if result.rule != "tree_2"]
     assert len(found) == 20 * 2 * 2
@@ -68,7 +68,7 @@ def test_the_self_check_is_what_happened_less_what_was_expected(tmp_path: Path) 
 def test_the_self_check_of_texts_of_one_length_by_hand() -> None:
     """Four texts of ten proposals that differ by 1, 0, 2 and 1: .1 +- t(3 at 99.95 %) x .0816 / 2."""
     columns = {"accepted": np.full(4, 5.0), "emitted": np.array([6.0, 5.0, 7.0, 6.0]), "proposals": np.full(4, 10.0)}
-    check = _self_check(DocumentTotals(columns, Units.named("abcd"), "sampled", "sampled", None))
+    check = self_check(DocumentTotals(columns, Units.named("abcd"), "sampled", "sampled", None))
     assert (check.value, check.high - check.value) == pytest.approx((0.1, 12.924 * 0.08165 / 2), rel=1e-4)
     assert check.value - check.low == pytest.approx(check.high - check.value)
 
@@ -88,7 +88,7 @@ def test_the_self_check_is_wrong_as_rarely_as_it_says() -> None:
     """One in a thousand: about 6 of 6000 samples of eight documents."""
     rng, misses = np.random.default_rng(1), 0
     for _ in range(6000):
-        check = _self_check(pool_of(rng, 8))
+        check = self_check(pool_of(rng, 8))
         misses += not check.low <= 0 <= check.high
     assert SELF_CHECK_CONFIDENCE == 0.999
     assert 1 <= misses <= 14
@@ -100,21 +100,21 @@ FALSE = dataclasses.replace(STORY, documents=20, uniform=True)
 @pytest.mark.parametrize("continuation", ["sampled", "given"])
 def test_text_that_was_drawn_from_another_distribution_is_found_out(tmp_path: Path, continuation: str) -> None:
     domains = {"honest": STORY, "false": dataclasses.replace(FALSE, continuation=continuation), "code": Domain()}
-    found = reported(tmp_path, Recipe(domains=domains, rules=RULES))
-    for rule in ("one_hot", "lossless"):
+    run = write_run(tmp_path / "run", Recipe(domains=domains, rules=RULES))
+    for rule, sign in (("one_hot", "-"), ("lossless", "+")):
+        found = asked(run, rule=rule)
         check = only(found, "false", rule=rule).self_check
         assert not check.low <= 0 <= check.high
-    (warning,) = [warning for warning in found.notes if warning.code == "off_policy_sample"]
-    assert f"false ({continuation} at temperature 0.7; small, one_hot) -0." in warning.message
-    assert f"false ({continuation} at temperature 0.7; small, lossless) +0." in warning.message
-    assert "honest" not in warning.message
-    assert "temperature" in warning.remedy
-    assert "not sampled from them" in as_terminal(found, 200)
+        (warning,) = [warning for warning in found.notes if warning.code == "off_policy_sample"]
+        assert f"false ({continuation} at temperature 0.7; small, {rule}) {sign}0." in warning.message
+        assert "honest" not in warning.message
+        assert "temperature" in warning.remedy
+        assert "not sampled from them" in as_terminal(found, 200)
 
 
 def test_what_rounding_may_make_is_no_accusation(tmp_path: Path) -> None:
     """Every token's q is .4 % less than the overlap says: sure beyond doubt, and within what two passes differ by."""
-    run = write_run(tmp_path / "run", Recipe(domains={"story": STORY}, rules=("lossless",)))
+    run = write_run(tmp_path / "run", Recipe(domains={"story": STORY}, rules=("lossless",), decision={"rule": "lossless"}))
 
     def nearly(share: float) -> Callable[[pd.DataFrame], None]:
         def change(rows: pd.DataFrame) -> None:
@@ -188,13 +188,13 @@ THINKING = Recipe(
 
 
 @pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Report]:
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, RunReport]:
     run = write_run(tmp_path_factory.mktemp("thinking") / "run", THINKING)
     return run, build_report(run)
 
 
 @each("rule", RULES)
-def test_alpha_by_span_is_that_of_the_position_log(thinking: tuple[Run, Report], rule: str) -> None:
+def test_alpha_by_span_is_that_of_the_position_log(thinking: tuple[Run, RunReport], rule: str) -> None:
     run, report = thinking
     log = log_of(run)
     for domain in THINKING.domains:

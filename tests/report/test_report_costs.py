@@ -24,13 +24,13 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import NOTHING, round_costs
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
-from alphaprof.report.build import Report, build_report
 from alphaprof.report.answer import GammaResult
+from alphaprof.report.build import RunReport, build_report
 from alphaprof.run.manifest import CostsAsked, Environment
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 from tests.costs.test_roofline import LLAMA, QWEN3
-from tests.reporting import as_json, as_terminal, asked, codes, only
+from tests.reporting import as_terminal, asked, changed, codes, only
 from tests.synthetic import Domain, Recipe, altered, stored_totals, write_run
 
 RECIPE = Recipe(
@@ -134,14 +134,14 @@ def spent_of(run: Run, domain: str, draft: str, gamma: int, batch: int) -> tuple
     return np.array(with_draft), np.array(plain)
 
 
-def at(report: Report, domain: str, draft: str, gamma: int) -> GammaResult:
+def at(report: RunReport, domain: str, draft: str, gamma: int) -> GammaResult:
     return next(item for item in only(report, domain, draft, "strict").gammas if item.gamma == gamma)
 
 
 @pytest.mark.parametrize("draft", ["small", "ngram"])
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_times_are_interpolated_at_the_documents_context_and_every_part_of_a_round_is_charged(
-    run: Run, report: Report, draft: str, gamma: int
+    run: Run, report: RunReport, draft: str, gamma: int
 ) -> None:
     for domain in ("code", "chat"):
         spent, plain = spent_of(run, domain, draft, gamma, 1)
@@ -153,7 +153,7 @@ def test_times_are_interpolated_at_the_documents_context_and_every_part_of_a_rou
         )
 
 
-def test_speedups_at_every_concurrency(run: Run, report: Report) -> None:
+def test_speedups_at_every_concurrency(run: Run, report: RunReport) -> None:
     result = only(report, "code", "small", "strict")
     assert [item.concurrency for item in result.load] == [1, 16, 64]
     for item in result.load:
@@ -185,14 +185,14 @@ def test_a_domain_is_judged_at_its_own_context_and_the_traffic_at_that_of_all(tm
     report = asked(run, draft="small", gamma=3, concurrency=16)
     contexts = {domain: context_of(run, domain) for domain in domains}
     assert contexts["long"] > 10 * contexts["short"]
-    for answer in report.domains:
+    for answer in (item.answer for item in report.domains):
         spent, plain = spent_of(run, answer.domain, "small", 3, 16)
-        assert answer.best.speedup.value == pytest.approx(plain.sum() / spent.sum())
-        assert answer.best.speedup == at(report, answer.domain, "small", 3).speedup
+        assert answer.speedup.value == pytest.approx(plain.sum() / spent.sum())
+        assert answer.speedup == at(report, answer.domain, "small", 3).speedup
         threshold = {"speedup": [f"{answer.domain}=0.5"]}
         asks = ["decision.draft=small", "decision.gamma=3", "decision.concurrency=16"]
         found = checked(Path(run.path), None, None, None, threshold, None, 0.05, False, asks)
-        assert [item.value for item in found.items] == pytest.approx([answer.best.speedup.value])
+        assert [item.value for item in found.items] == pytest.approx([answer.speedup.value])
     assert report.times.context == pytest.approx(context_of(run))
     costs = open_costs(run, run.manifest.profile.costs, context_of(run), contexts)
     assert costs.of_domain("long").times(16)["small"].decode.ms == pytest.approx(verified(1, 16, contexts["long"]))
@@ -208,7 +208,7 @@ def test_reports_say_what_a_verification_in_a_batch_is_charged(run: Run) -> None
     for section in ("times", "load"):
         assert shared in as_terminal(batch, 120, section)
     assert batch.times is not None
-    padded = dataclasses.replace(batch, times=dataclasses.replace(batch.times, padded=True))
+    padded = changed(batch, times=dataclasses.replace(batch.times, padded=True))
     for section in ("times", "load"):
         shown = as_terminal(padded, 120, section)
         assert "verification: gamma + 1 tokens of every sequence, whatever it drafts" in shown
@@ -288,7 +288,7 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
     costs = {"costs": run.manifest.config["costs"] | {"source": "table", "path": str(table)}}
     config = run.manifest.config | costs
 
-    def decided(**decision: Any) -> Report:
+    def decided(**decision: Any) -> RunReport:
         return build_report(run, config=config | {"decision": config["decision"] | decision})
 
     report = decided()
@@ -306,9 +306,9 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
     assert "rows of huge, which this run does not have" in note.message
     fixed = decided(draft="small", gamma=2)
     assert (fixed.answer.gamma, fixed.traffic.chosen) == (2, False)
-    assert fixed.speedup is not None
+    assert fixed.answer.speedup is not None
     beyond = decided(draft="small", gamma=4)
-    assert (beyond.verdict, beyond.speedup) == ("UNDECIDED", None)
+    assert (beyond.answer.verdict, beyond.answer.speedup) == ("UNDECIDED", None)
     assert "step times do not reach gamma 4: that takes steps over 5 tokens" in beyond.answer.reason
 
 
@@ -338,7 +338,7 @@ def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
     assert at(report, "code", "small", 3).speedup is not None
     assert report.answer.draft == "small"
     assert "; ngram was left out: " in report.answer.reason
-    assert [answer.draft for answer in report.drafts] == ["small"]
+    assert [item.answer.draft for item in report.drafts] == ["small"]
 
 
 # --- other sources ---
@@ -366,11 +366,7 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
         changed_question(run.manifest.config, ["costs.source=measured"])
 
 
-def values(report: Report) -> list[Any]:
-    return [as_json(report)["results"], as_json(report)["traffic"]["speedup"], as_json(report)["traffic"]["load"]]
-
-
-def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, report: Report, tmp_path: Path) -> None:
+def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, report: RunReport, tmp_path: Path) -> None:
     """What `alphaprof latency --format csv` writes is what `costs.path` reads."""
     path = tmp_path / "h100.csv"
     path.write_text(Latency.of(run).csv())
@@ -458,7 +454,7 @@ def test_the_error_of_computed_times_is_part_of_the_interval_and_larger_elsewher
         widths.append(math.log(speedup.high / speedup.low))
         pages.append(" ".join(as_terminal(report).split()))
     overrides.append(f"decision.min_speedup={report.answer.speedup.value}")
-    close = build_report(run, config=changed_question(run.manifest.config, overrides)).traffic
+    close = build_report(run, config=changed_question(run.manifest.config, overrides)).answer
     assert close.verdict == "UNDECIDED"
     assert "use step times measured in your engine" in close.reason.partition("; by step times computed")[0]
     assert widths[0] >= 2 * 1.96 / 1.645 * math.log(1.25)  # two-sided 95 %: what step times alone would give
@@ -494,7 +490,9 @@ def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
         run, config=run.manifest.config | {"costs": {"source": "table", "path": str(csv), "overhead_ms": None}}
     )
     assert table.answer.speedup == own.answer.speedup
-    assert [answer.speedup for answer in table.drafts] == [answer.speedup for answer in own.drafts]
+    assert [(item.answer.speedup, item.by_gamma) for item in table.drafts] == [
+        (item.answer.speedup, item.by_gamma) for item in own.drafts
+    ]
     assert [[gamma.speedup for gamma in result.gammas] for result in table.results] == [
         [gamma.speedup for gamma in result.gammas] for result in own.results
     ]

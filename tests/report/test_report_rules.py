@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.report.build import Report, build_report
+from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.verdict import held_out
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import lots_of
 from tests.conftest import slow
 from tests.loops import each
 from tests.reference import LOGGED_RULES
-from tests.reporting import as_json, asked, expected_rounds_of, log_of, only, recounted, reported, rows_of
+from tests.reporting import as_json, asked, every, expected_rounds_of, log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
 
 SAMPLED = {"temperature": 0.7, "continuation": "sampled"}
@@ -81,7 +81,7 @@ def positions(run: Run) -> pd.DataFrame:
 
 @each("draft", DRAFTS)
 @each("rule", RULES)
-def test_alpha_is_that_of_the_position_log(report: Report, positions: pd.DataFrame, rule: str, draft: str) -> None:
+def test_alpha_is_that_of_the_position_log(report: RunReport, positions: pd.DataFrame, rule: str, draft: str) -> None:
     """By the column of the rule, and by its formula over the other columns."""
     for domain in POLICY:
         rows, result = rows_of(positions, domain, draft), only(report, domain, draft, rule)
@@ -101,7 +101,7 @@ FACTS += [(name, "lossless", "lookup") for name in SAMPLED_TEXT]  # of models it
 
 @each(("domain", "rule", "draft"), FACTS)
 def test_rounds_of_top_tokens_are_those_of_the_position_log(
-    report: Report, positions: pd.DataFrame, domain: str, rule: str, draft: str
+    report: RunReport, positions: pd.DataFrame, domain: str, rule: str, draft: str
 ) -> None:
     for found in only(report, domain, draft, rule).gammas:
         again = recounted(rows_of(positions, domain, draft), found.gamma, draft == "lookup")
@@ -117,7 +117,7 @@ def test_rounds_of_top_tokens_are_those_of_the_position_log(
 
 @each(("domain", "rule", "draft"), FACTS)
 def test_break_even_is_the_mean_cost_of_a_round(
-    run: Run, report: Report, positions: pd.DataFrame, domain: str, rule: str, draft: str
+    run: Run, report: RunReport, positions: pd.DataFrame, domain: str, rule: str, draft: str
 ) -> None:
     """A round that drafts m tokens takes 10 + .5 m ms and m draft steps of 1 ms, with lookup a search of .4 ms instead. The
     speedup of a gamma is that of all documents, but of the best one that of each half with what the other half chose.
@@ -145,9 +145,9 @@ def test_break_even_is_the_mean_cost_of_a_round(
         assert found.speedup.value == pytest.approx(10 * tokens / spent)
 
 
-def test_a_tree_has_rounds_and_no_times(report: Report) -> None:
+def test_a_tree_has_rounds_and_no_times(report: RunReport) -> None:
     """What verifying a whole tree costs was not measured: chains were."""
-    found = [item for result in report.results if result.rule == "tree_2" for item in result.gammas]
+    found = [item for result in every(report) if result.rule == "tree_2" for item in result.gammas]
     assert len(found) == 3 * len(DRAFTS) * 6
     assert {(item.speedup, item.break_even_length, item.draft_cost, item.verify_cost) for item in found} == {(None,) * 4}
     assert all(item.tokens_per_round is not None for item in found)
@@ -166,7 +166,7 @@ def expected_of(rows: pd.DataFrame, gamma: int) -> float:
 @each("draft", MIXED.drafts)
 @each("domain", SAMPLED_TEXT)
 def test_lossless_rounds_are_those_of_a_recursion_over_every_text(
-    report: Report, positions: pd.DataFrame, domain: str, draft: str
+    report: RunReport, positions: pd.DataFrame, domain: str, draft: str
 ) -> None:
     """From ten documents on a control variate takes out some of what the draws happened to be: that changes a little."""
     rows = rows_of(positions, domain, draft)
@@ -215,10 +215,10 @@ def rounds_of_blocks(rows: pd.DataFrame, gamma: int) -> float:
     return total
 
 
-def test_the_verdict_concerns_what_engines_do_by_default(report: Report) -> None:
+def test_the_verdict_concerns_what_engines_do_by_default(report: RunReport) -> None:
     """Strict on greedy text and on text that nobody can decode, one_hot on sampled text; nothing else has a verdict."""
     decided = {"greedy": "strict", "sampled": "one_hot", "": "strict"}
-    for result in report.results:
+    for result in every(report):
         concerned = result.rule == decided[POLICY[result.domain]]
         assert (result.verdict is not None) == concerned
         assert result.verdict == "UNDECIDED" or POLICY[result.domain] or not concerned
@@ -265,7 +265,7 @@ def test_a_lossy_rule_never_has_a_verdict(run: Run, rule: str) -> None:
         assert (result.verdict, result.gammas, result.gamma, result.lossy) == ("UNDECIDED", (), None, True)
         assert "is lossy" in result.reason
         assert "alphaprof validate --rule" in result.reason
-    assert as_json(found)["traffic"]["speedup"] is None
+    assert as_json(found)["answer"]["speedup"] is None
 
 
 def textbook(alpha: float, gamma: int) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from alphaprof.report.build import build_report
 from alphaprof.render.format import percent
+from alphaprof.report.build import build_report
 from alphaprof.stats.estimate import ratio
 from tests.reporting import log_of, only, recounted, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
@@ -98,9 +98,9 @@ def test_a_domain_of_one_document_is_part_of_observed_traffic(tmp_path: Path) ->
     rare = dataclasses.replace(TWO, domains={"fast": Domain(documents=30, alpha=0.95), "rare": Domain(documents=1)})
     assert reported(tmp_path / "observed", rare).answer.verdict == "GO"
     weighted = dataclasses.replace(rare, decision={**TWO.decision, "weights": {"fast": 0.9, "rare": 0.1}})
-    traffic = reported(tmp_path / "given", weighted).traffic
-    assert traffic.verdict == "UNDECIDED"
-    assert "weights need at least two independent documents longer than one token in every domain" in traffic.reason
+    answer = reported(tmp_path / "given", weighted).answer
+    assert answer.verdict == "UNDECIDED"
+    assert "weights need at least two independent documents longer than one token in every domain" in answer.reason
 
 
 LENGTHS = {
@@ -157,7 +157,7 @@ def test_verdicts_of_all_domains_together_are_those_of_holm(tmp_path: Path) -> N
     def alone(error: float) -> dict[str, str]:
         decision = run.manifest.config["decision"] | {"confidence": 1 - error}
         report = build_report(run, config=run.manifest.config | {"decision": decision})
-        return {item.domain: item.best.verdict for item in report.domains}
+        return {item.answer.domain: item.answer.verdict for item in report.domains}
 
     expected = dict.fromkeys(alphas, "UNDECIDED")
     for verdict in ("GO", "NO-GO"):
@@ -166,6 +166,6 @@ def test_verdicts_of_all_domains_together_are_those_of_holm(tmp_path: Path) -> N
             expected |= dict.fromkeys(held, verdict)
             left -= held
     plain = alone(0.05)
-    assert {item.domain: item.adjusted for item in build_report(run).domains} == expected
+    assert {item.answer.domain: item.adjusted for item in build_report(run).domains} == expected
     assert {plain["a"], plain["g"]} == {expected["a"], expected["g"]} == {"GO", "NO-GO"}
     assert expected != plain

@@ -13,7 +13,7 @@ from alphaprof.commands.export.engines import export
 from alphaprof.config.load import changed_question
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
 from alphaprof.errors import OptionInvalid
-from alphaprof.report.build import Report, build_report
+from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.stopping import P_MINS
 from alphaprof.report.verdict import MIDDLE
 from alphaprof.run.reader import Run, RunDraft
@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def report(run: Run) -> Report:
+def report(run: Run) -> RunReport:
     return build_report(run)
 
 
@@ -79,7 +79,7 @@ def recounted(run: Run, gamma: int, p_min: float) -> tuple[int, int, tuple[int, 
 
 @pytest.mark.parametrize("p_min", [0.0, 0.4, 0.6])
 @pytest.mark.parametrize("gamma", [1, 4, 8])
-def test_the_surface_is_that_of_a_plain_loop(run: Run, report: Report, gamma: int, p_min: float) -> None:
+def test_the_surface_is_that_of_a_plain_loop(run: Run, report: RunReport, gamma: int, p_min: float) -> None:
     (surface,) = report.section("gammas").stopping
     assert {item.p_min for item in surface.results} == {0.0, *P_MINS}
     item = next(item for item in surface.results if (item.p_min, item.gamma) == (p_min, gamma))
@@ -97,15 +97,15 @@ def test_the_surface_is_that_of_a_plain_loop(run: Run, report: Report, gamma: in
         assert found == pytest.approx(tokens / (rounds + drafted * (step + extra) + unused * step), rel=2e-3)
 
 
-def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(report: Report, tmp_path: Path) -> None:
+def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(report: RunReport, tmp_path: Path) -> None:
     (surface,) = report.section("gammas").stopping
     assert surface.p_min in (0.4, 0.5)
     assert surface.gain is not None
     assert surface.gain.low > 1
     assert "set decision.p_min: auto to judge with it" in as_terminal(report, 100, "gammas")
     other = build_report(rewritten(write_run(tmp_path / "run", RECIPE), "small", clueless))
-    assert other.stopping[0].gain is not None
-    assert other.stopping[0].gain.low < 1
+    assert other.section("gammas").stopping[0].gain is not None
+    assert other.section("gammas").stopping[0].gain.low < 1
     assert "set decision.p_min" not in as_terminal(other, 100, "gammas")
 
 
@@ -166,14 +166,15 @@ def test_both_ends_enclose_what_a_draft_does_on_its_own_path(right: tuple[float,
 FIXED_AT_8 = ["decision.draft=small", "decision.gamma=8"]
 
 
-def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run: Run, report: Report) -> None:
+def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run: Run, report: RunReport) -> None:
     asked = changed_question(run.manifest.config, ["decision.p_min=auto", "decision.draft=small"])
     chosen = build_report(run, config=asked)
     assert chosen.conditions.p_min == report.section("gammas").stopping[0].p_min
-    assert chosen.speedup is not None
-    same = next(item for item in report.section("gammas").stopping[0].results if (item.p_min, item.gamma) == (0.4, chosen.gamma))
-    assert chosen.tokens_per_round is not None
-    assert chosen.tokens_per_round.value == pytest.approx(same.tokens_per_round)
+    assert chosen.answer.speedup is not None
+    (surface,) = report.section("gammas").stopping
+    same = next(item for item in surface.results if (item.p_min, item.gamma) == (0.4, chosen.answer.gamma))
+    assert chosen.answer.tokens_per_round is not None
+    assert chosen.answer.tokens_per_round.value == pytest.approx(same.tokens_per_round)
     assert f"(p_min {chosen.conditions.p_min:g})" in as_terminal(chosen)
     assert f"with p_min every speedup is the {MIDDLE}" in as_terminal(chosen)
     assert f"x ({MIDDLE}) on" in chosen.answer.reason
@@ -182,7 +183,9 @@ def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run
     fixed = build_report(run, config=changed_question(asked, ["decision.gamma=4", "decision.p_min=0.4"]))
     assert (one.conditions.p_min, one.traffic.chosen, fixed.traffic.chosen) == (0.4, True, False)
     assert one.answer.held_out == fixed.answer.held_out == 120  # each half tests what the other chose
-    assert dataclasses.astuple(one.speedup) == pytest.approx(dataclasses.astuple(fixed.speedup))  # both chose the same
+    assert dataclasses.astuple(one.answer.speedup) == pytest.approx(
+        dataclasses.astuple(fixed.answer.speedup)
+    )  # both chose the same
 
 
 def test_auto_turns_no_p_min_on_that_one_half_alone_chooses(run: Run) -> None:
@@ -191,9 +194,9 @@ def test_auto_turns_no_p_min_on_that_one_half_alone_chooses(run: Run) -> None:
         build_report(run, config=changed_question(run.manifest.config, [*FIXED_AT_8, f"decision.p_min={p_min}"]))
         for p_min in ("auto", 0)
     )
-    assert auto.stopping[0].p_min is not None
+    assert auto.section("gammas").stopping[0].p_min is not None
     assert (auto.conditions.p_min, auto.traffic.chosen) == (0, False)
-    assert auto.traffic == never.traffic
+    assert (auto.answer, auto.traffic) == (never.answer, never.traffic)
 
 
 def test_what_was_drafted_after_a_wrong_draft_widens_the_interval() -> None:
@@ -233,4 +236,4 @@ def test_a_head_whose_log_has_no_probabilities_by_depth_is_refused(tmp_path: Pat
     asked = changed_question(run.manifest.config, ["decision.p_min=0.4", "decision.draft=head"])
     with pytest.raises(OptionInvalid, match="no probabilities by depth"):
         build_report(run, config=asked)
-    assert [surface.draft for surface in build_report(run).stopping] == ["small"]
+    assert [surface.draft for surface in build_report(run).section("gammas").stopping] == ["small"]

@@ -119,7 +119,9 @@ def test_the_whole_traffic_is_all_of_its_rounds(run: Run, found: DraftTrees) -> 
     """As observed: of all documents that test, with acceptance by depth, and beside it the chain as deep, paired."""
     for tree in found.trees:
         of = {
-            name: [one for domain in DOMAINS for values in ranks_of_tested(run, domain) for one in decoded(values, set(paths))]
+            name: [
+                one for domain in DOMAINS for values in ranks_of_tested(run, domain) for one in decoded(values, set(paths))
+            ]
             for name, paths in (("tree", tree.paths), ("chain", Tree.chain(len(tree.levels)).paths))
         }
         tokens = {name: sum(emitted for _, emitted, _ in rounds) / len(rounds) for name, rounds in of.items()}

@@ -14,8 +14,7 @@ from scipy.optimize import brentq
 from scipy.special import entr, rel_entr
 
 from alphaprof.costs.batch import Drafting, SharedSteps
-from alphaprof.report.sections.target import SLACK
-from alphaprof.report.sections.target import certain_runs
+from alphaprof.report.sections.target import SLACK, certain_runs
 from alphaprof.rules import BoundRule
 from alphaprof.theory import certificates, trees
 from alphaprof.theory.certificates import ACCEPTED, Target, certify

@@ -644,8 +644,13 @@ def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool
         title = f"draft {draft}: share rejected, and its limit at this mean KL(p||q)"
         yield table_by_columns(title, rejected, draft=draft)
     certain = sum(round(item.certified.value * item.positions) for item in mine)
-    wrong = sum(item.contradicted for item in mine)
-    yield f"  certified but rejected: {fmt.count(wrong)} of {fmt.count(certain)} certified positions, all rules together"
+    wrong = [item for item in mine if item.contradicted]
+    count = fmt.count(sum(item.contradicted for item in wrong))
+    yield f"  certified but rejected: {count} of {fmt.count(certain)} certified positions, all rules together"
+    if wrong:
+        where = ", ".join(f"{fmt.short(item.domain)} ({item.rule})" for item in wrong)
+        yield f"  this should be impossible: {where}"
+        yield "  do not trust the logged divergences there; please report this as a bug, with the profile"
     yield ""
 
 
