@@ -249,10 +249,10 @@ AUTO = dataclasses.replace(RECIPE, decision={"draft": "auto", "gamma": "auto"})
 def test_a_draft_is_checked_at_the_gamma_that_is_best_for_it(tmp_path: Path) -> None:
     """Also where the verdict on the whole traffic chose another draft: the gamma that an export of this one has."""
     run = write_run(tmp_path / "run", AUTO)
-    exported = CliRunner().invoke(app, ["export", f"{run.path}:poor", "--to", "dynamo"])
+    exported = CliRunner().invoke(app, ["export", f"{run.path}:poor", "--to", "vllm-config"])
     code, found, _ = check(run, "--draft", "poor", "--min-speedup", "0.1", "--min-acceptance-length", "0.1")
     assert (code, found["draft"]) == (0, "poor")
-    assert f"rule strict, gamma {found['gamma']}," in exported.stderr
+    assert json.loads(exported.stdout)["num_speculative_tokens"] == found["gamma"]
 
 
 def test_where_no_gamma_is_known_to_be_the_best_all_are_named(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_trees_and_adaptive_steps_are_compared_by_tokens_per_round(rounds_only: 
 
 NEEDS_DEPTHS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("check", "RUN", "--min-acceptance-length", "1"), 2),
-    (("export", "RUN", "--to", "vllm-synthetic"), 2),
+    (("export", "RUN", "--to", "rates"), 2),
     (("report", "RUN", "--set", "costs.source=table", "--set", "costs.path=times.csv"), 2),
     (("compare", "CHAIN", "RUN"), 12),
 )
