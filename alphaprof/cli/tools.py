@@ -205,7 +205,7 @@ def rules() -> None:
 
 @command(group, "alphaprof doctor")
 def doctor(form: Format = "terminal", out: OutFile = None) -> None:
-    """Show versions, devices and their speed, threads, disk space and what is missing, to paste into a bug report."""
+    """Show versions, devices, and what is missing and how to install it, to paste into a bug report."""
     from alphaprof.commands.doctor import build_doctor
 
     show(build_doctor(), form, out)
