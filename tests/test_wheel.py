@@ -114,7 +114,7 @@ def test_the_wheel_reports_without_torch(environment: Environment, tmp_path: Pat
     assert "small" in environment.run("report", tmp_path / "run", **cache)[0]
     report = json.loads(environment.run("report", tmp_path / "run", "--format", "json", **cache)[0])
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(report, json.loads(environment.run("schema", "--of", "report")[0]))
+    jsonschema.validate(report, json.loads(environment.run("schema", "report")[0]))
     assert list((tmp_path / "loops").rglob("*.nbi"))  # loops were compiled and kept
 
 

@@ -20,6 +20,7 @@ REMOVED: dict[str, str] = {
     "predict --burstiness": "leave it out: a report replays the rounds of real text, in which acceptance comes in bursts",
     "predict --verify-slope": "give --verify of one --gamma, or --target-config and --draft-config to compute it",
     "report --replay": "leave it out: rounds are those of engines, which do not draft less near the end of a text",
+    "schema --of": "write alphaprof schema report: the name follows without an option",
     "export --to vllm-synthetic": RATES,
     "export --to sglang-synthetic": RATES,
     "export --to llamacpp-synthetic": RATES,

@@ -162,7 +162,7 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("check run --min-alpha many", 2, "many", ""),
     ("trees run:small --tree none.json", 2, "none.json", ""),
     ("export run:small --to rates --domain none", 2, "none", ""),
-    ("schema --of none", 2, "none", ""),
+    ("schema none", 2, "none", "report, check"),
     ("import vllm none.jsonl --out new --rule strict", 3, "none.jsonl", ""),
     ("import vllm none.jsonl --out new --rule one_hot", 2, "does not fit temperature 0", "--temperature"),
     ("import vllm none.jsonl --out new --rule strict --temperature 1", 2, "strict does not fit temperature 1", "one_hot"),
@@ -330,7 +330,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 PREDICTED = ("predict", "--cost", "0", "--alpha", "0.5")
-PRINTING = ("rules", "schema --of report", "--version", "predict --cost 0 --alpha 0.5")
+PRINTING = ("rules", "schema report", "--version", "predict --cost 0 --alpha 0.5")
 
 
 @each("command", PRINTING)
