@@ -53,7 +53,7 @@ VARIES = re.compile(
 
 def lines_about(run: str, drafts: Sequence[str]) -> Iterator[str]:
     """The command lines that are answered about a run."""
-    from alphaprof.commands.export.formats import EXPORTS
+    from alphaprof.commands.export.formats import ABOUT, TEXTS
 
     yield from (f"report {run} --format {form}" for form in (*FORMS, "csv", "html"))
     yield from (f"report {run} --show all{more}" for more in ("", " --format md", " --set decision.min_speedup=1.4"))
@@ -62,7 +62,7 @@ def lines_about(run: str, drafts: Sequence[str]) -> Iterator[str]:
     for draft in drafts:
         yield from (f"check {run} --draft {draft} --baseline {run} --format {form}" for form in FORMS)
         yield from (f"trees {run}:{draft} --format {form}" for form in ("terminal", "json"))
-        yield from (f"export {run}:{draft} --to {form}" for form in EXPORTS)
+        yield from (f"export {run}:{draft} --to {form}" for form in ABOUT if form != TEXTS)
     for first, second in itertools.combinations(drafts, 2):
         yield from (f"compare {run}:{first} {run}:{second} --format {form}" for form in FORMS)
 

@@ -199,7 +199,7 @@ def readers(run: Path, drafts: Sequence[str]) -> dict[str, Callable[[], Outcome]
     first, last = f"{run}:{drafts[0]}", f"{run}:{drafts[-1]}"
     arguments: list[tuple[object, ...]] = [("report", run), ("check", run), ("compare", first, last), ("trees", first)]
     found = {str(given[0]): partial(command, *given, "--format", "json") for given in arguments}
-    found["export"] = partial(command, "export", first, "--to", "vllm-synthetic")
+    found["export"] = partial(command, "export", first, "--to", "rates")
     return found | {"open": partial(outcome_of, lambda: "".join(table.to_csv() for table in tables_of(run).values()))}
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Write what has its one declaration elsewhere: docs/columns.md (the log), docs/profile.md (the profile file), the tables of
-docs/rules.md (acceptance rules) and docs/report.md (JSON fields), and the JSON Schemas in alphaprof/render/schemas/
-(make_schemas.py).
+docs/rules.md (acceptance rules) and docs/report.md (JSON fields).
 
 python scripts/make_reference.py            (a test holds that the pages are up to date)
 """
@@ -9,7 +8,6 @@ python scripts/make_reference.py            (a test holds that the pages are up 
 from __future__ import annotations
 
 import re
-import runpy
 import types
 import typing
 from collections.abc import Iterable
@@ -18,6 +16,7 @@ from typing import Any
 
 from alphaprof import rules
 from alphaprof import rules as rule_names
+from alphaprof.commands.schema import json_schema
 from alphaprof.config import options, profile
 from alphaprof.run import schema
 
@@ -203,10 +202,9 @@ def fields_table(kind: dict[str, Any], names: str | None) -> str:
 
 def pages() -> Iterable[tuple[Path, str]]:
     """All pages with their paths."""
-    made = runpy.run_path(str(Path(__file__).with_name("make_schemas.py")))
-    report = report_page(made["schema_of"](made["Report"])["$defs"])
     written = (("columns.md", columns_page()), ("profile.md", profile_page()), ("rules.md", rules_page()))
-    return (*((DOCS / name, text) for name, text in (*written, ("report.md", report))), *made["pages"]())
+    report = report_page(json_schema("report")["$defs"])
+    return ((DOCS / name, text) for name, text in (*written, ("report.md", report)))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ HOMES = {
     "plotly": ("render/html/*", "render/blocks.py"),
     "jinja2": ("render/html/*", "profiling/texts/chat.py"),
     "yaml": ("config/*",),
-    "pydantic": ("config/*", "run/training.py", "commands/importing/*", "costs/engine_table.py"),
+    "pydantic": ("config/*", "run/training.py", "commands/importing/*", "commands/schema.py", "costs/engine_table.py"),
     "scipy": ("stats/*", "costs/*", "theory/*"),
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),

@@ -114,7 +114,7 @@ def test_the_wheel_reports_without_torch(environment: Environment, tmp_path: Pat
     assert "small" in environment.run("report", tmp_path / "run", **cache)[0]
     report = json.loads(environment.run("report", tmp_path / "run", "--format", "json", **cache)[0])
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(report, json.loads(environment.run("schema", "--of", "report")[0]))
+    jsonschema.validate(report, json.loads(environment.run("schema", "report")[0]))
     assert list((tmp_path / "loops").rglob("*.nbi"))  # loops were compiled and kept
 
 
@@ -124,8 +124,8 @@ def test_the_wheel_says_which_packages_an_extra_lacks_and_works_with_them(enviro
     page = ("report", tmp_path / "run", "--format", "html", "--out", tmp_path / "report.html")
     assert environment.run(*page, code=2)[1].splitlines()[1] == "hint: pip install 'jinja2>=3.1' 'plotly>=6'"
     lines = environment.run("doctor", HF_HUB_OFFLINE="1")[0].splitlines()
-    assert "extra     html: jinja2>=3.1, plotly>=6 missing: pip install 'jinja2>=3.1' 'plotly>=6'" in lines
-    assert "speed     torch is not installed: models cannot run here, but reports can" in lines
+    assert "extra     html: missing: pip install 'jinja2>=3.1' 'plotly>=6'" in lines
+    assert "problem   torch is not installed: models cannot run here, but reports can" in lines
     environment.add(linked(tmp_path / "html", ["jinja2", "plotly"]))
     environment.run(*page)
     assert "plotly" in (tmp_path / "report.html").read_text()

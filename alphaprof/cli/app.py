@@ -13,30 +13,13 @@ from typer import Exit, Option, Typer
 
 from alphaprof.cli import answering, exchange, measuring, tools
 from alphaprof.cli.common import one_line, print_notes
-from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, require_utf8
+from alphaprof.cli.removed import require_kept
+from alphaprof.errors import AlphaprofError, DiskFull, require_utf8
 from alphaprof.version import __version__
 
 # What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
 DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE}
 DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO}
-
-NO_CURVE = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
-# Removed commands and options, keyed by command and option ("" for the command itself), with what to use instead.
-REMOVED: dict[tuple[str, str], str] = {
-    ("curve", ""): NO_CURVE,
-    ("train", "--curve"): NO_CURVE,
-    ("profile", "--until-decided"): "use --limit N as a pilot: its report says how many documents a verdict needs; then "
-    "profile that many other documents (another shuffle_seed) into a new --out",
-    ("profile", "--workers"): "use --set execution.workers=N (Ray), or --part I/N and alphaprof merge (docs/scale.md)",
-    ("profile", "--engine"): "use --set execution.workers=N: more than one are Ray actors (docs/scale.md)",
-    ("runs", ""): "see the progress that alphaprof profile prints; finish a run with alphaprof profile --resume",
-    (
-        "predict",
-        "--burstiness",
-    ): "leave it out: a report replays the rounds of real text, in which acceptance comes in bursts",
-    ("report", "--replay"): "leave it out: rounds are those of engines, which do not draft less near the end of a text",
-    ("predict", "--verify-slope"): "give --verify of one --gamma, or --target-config and --draft-config to compute it",
-}
 
 app = Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? How sure is "
@@ -97,14 +80,6 @@ def _run_command() -> None:
             f"{error.filename or 'a file or the standard output'} cannot be read or written: {os.strerror(error.errno)}",
             "check the disk and permissions, free some space, or use another folder",
         ) from error
-
-
-def require_kept(arguments: list[str]) -> None:
-    """Raise `OptionInvalid` for a command or an option that was removed, with what to do instead."""
-    name, *given = arguments or [""]
-    for option in ("", *(each.partition("=")[0] for each in given)):
-        if hint := REMOVED.get((name, option)):
-            raise OptionInvalid(f"{f'alphaprof {name} {option}'.rstrip()} was removed", hint)
 
 
 def escape_characters() -> None:

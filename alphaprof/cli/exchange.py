@@ -27,7 +27,7 @@ from alphaprof.cli.common import (
     served,
     show,
 )
-from alphaprof.commands.export.formats import ABOUT, TEXTS
+from alphaprof.commands.export.formats import ABOUT, RATES, TEXTS
 from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 @command(
     group,
     "alphaprof export runs/my:small --to vllm-config",
-    "alphaprof export runs/my:small --to dynamo --domain code",
+    "alphaprof export runs/my:small --to rates --domain code",
     "alphaprof export runs/my --to texts --out data",
 )
 def export(
@@ -51,7 +51,7 @@ def export(
     rule: DecisiveRule = None,
     gamma: Annotated[
         int | None,
-        Option(metavar="N", min=1, help="Drafted tokens per round; default: the decision's, or the best."),
+        Option(metavar="N", min=1, help="Drafted tokens per round; default: the decision's, or the best; rates: all."),
     ] = None,
     domain: Annotated[
         str | None, Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
@@ -60,8 +60,9 @@ def export(
     overrides: QuestionChanges = None,
     out: OutFile = None,
 ) -> None:
-    """Export acceptance for engines and simulators, or texts for training heads. Assumptions go to stderr."""
+    """Export start options for engines, rates for simulators, or texts for training heads. Assumptions go to stderr."""
     from alphaprof.commands.export.engines import export as exported
+    from alphaprof.commands.export.rates import export_rates
     from alphaprof.commands.export.texts import export_texts
     from alphaprof.config.load import known_rules
 
@@ -71,7 +72,11 @@ def export(
         print_text(artefact.text, None)
     else:
         chosen = known_rules([rule], "--rule")[0] if rule else None
-        artefact = exported(_named_draft(run, overrides, split), to.value, rule=chosen, gamma=gamma, domain=domain)
+        side = _named_draft(run, overrides, split)
+        if to.value == RATES:
+            artefact = export_rates(side, rule=chosen, gamma=gamma, domain=domain)
+        else:
+            artefact = exported(side, to.value, rule=chosen, gamma=gamma, domain=domain)
         print_text(artefact.text, out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Option, Typer
+from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
     Format,
@@ -161,28 +161,17 @@ def predict(
     show(build_prediction(acceptance, costs, gammas, request_share, coverage), form, out)
 
 
-@command(group, "alphaprof schema", "alphaprof schema --of report")
+@command(group, "alphaprof schema", "alphaprof schema report")
 def schema(
-    of: Annotated[
+    answer: Annotated[
         str | None,
-        Option(metavar="NAME", help="The JSON Schema of a command's --format json: report, check, predict..."),
+        Argument(metavar="[ANSWER]", help="report, check, compare, validate, predict or rates: its JSON Schema."),
     ] = None,
 ) -> None:
-    """List the columns of the position log: name, type, unit and meaning. With --of: print the JSON Schema of an answer."""
-    if of is not None:
-        from alphaprof.render.json import json_schema
+    """List the columns of the position log: name, type, unit and meaning. Or print the JSON Schema of an answer."""
+    from alphaprof.commands.schema import schema_text
 
-        print_text(json_schema(of), None)
-        return
-    from alphaprof.run.schema import HEAD_COLUMNS, LogRules
-
-    beside = "additional columns of a draft head, per depth and per rule that samples drafts (here: depth 2):"
-    for heading, columns in (("", LogRules(("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
-        if heading:
-            print(f"\n{heading}")
-        for column in columns:
-            unit = f" [{column.unit}]" if column.unit else ""
-            print(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
+    print_text(schema_text(answer), None)
 
 
 @command(group, "alphaprof rules")
@@ -205,7 +194,7 @@ def rules() -> None:
 
 @command(group, "alphaprof doctor")
 def doctor(form: Format = "terminal", out: OutFile = None) -> None:
-    """Show versions, devices and their speed, threads, disk space and what is missing, to paste into a bug report."""
+    """Show versions, devices, and what is missing and how to install it, to paste into a bug report."""
     from alphaprof.commands.doctor import build_doctor
 
     show(build_doctor(), form, out)

@@ -28,6 +28,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.costs.cost_model import TIMED
 from alphaprof.costs.speedup import Mix, StepTimes
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
@@ -35,7 +36,6 @@ from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows
 from alphaprof.render.format import short, visible
 from alphaprof.report.answer import Note
-from alphaprof.report.build import report_of
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.pairing import (
     TextPair,
@@ -48,11 +48,11 @@ from alphaprof.report.pairing import (
 )
 from alphaprof.report.result import contradiction
 from alphaprof.report.stopping import answered_p_min
-from alphaprof.report.traffic import basis, why_undecidable
+from alphaprof.report.traffic import Judge, basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, PARTIAL, DraftFacts, StoredProfile
-from alphaprof.run.notes import concerns_of
+from alphaprof.run.notes import concerns_of, note
 from alphaprof.run.reader import Run, RunDraft, path_and_draft, require_drafts, side_of
 from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.gates import Gate, Outcome, together
@@ -147,7 +147,7 @@ class Check:
     gamma: int | None
     confidence: float
     items: tuple[Item, ...]  # one for each threshold and domain
-    notes: tuple[Note, ...] = ()  # of the run's report, those that concern what was checked
+    notes: tuple[Note, ...] = ()  # of the run, those that concern what was checked
     unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be compared
     paired: int | None = None
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
@@ -315,15 +315,16 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
 
 def _check_decision(inputs: ReportInputs) -> Check:
     """Judges a run by its decision: GO passes, NO-GO fails."""
-    report = report_of(inputs)
-    answer, outcome = report.answer, VERDICTS[str(report.answer.verdict)]
+    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding)))
+    answer, traffic = Judge(evidence, inputs.costs, inputs.question, inputs.run.gammas, {}).traffic()
+    outcome = VERDICTS[str(answer.verdict)]
     items: tuple[Item, ...] = ()
     if (found := answer.speedup) is not None:
         numbers = (found.value, found.low, found.high)
-        items = (Item("speedup", WHOLE, report.traffic.min_speedup, *numbers, answer.held_out, outcome),)
+        items = (Item("speedup", WHOLE, traffic.min_speedup, *numbers, answer.held_out, outcome),)
     return Check(
         outcome=outcome,
-        notes=_concerning(report.notes, speedup=True),
+        notes=_notes(inputs, speedup=True),
         reason=answer.reason,
         run=str(inputs.run.path),
         draft=answer.draft,
@@ -334,10 +335,13 @@ def _check_decision(inputs: ReportInputs) -> Check:
     )
 
 
-def _concerning(notes: Sequence[Note], *, speedup: bool) -> tuple[Note, ...]:
-    """Return those of a report's notes that concern what is checked."""
-    concern = {"texts", "times", "own times"} if speedup else {"texts"}
-    return tuple(note for note in notes if concerns_of(note.code) in concern)
+def _notes(inputs: ReportInputs, *, speedup: bool) -> tuple[Note, ...]:
+    """Return those of the run's own notes that concern what is checked."""
+    manifest, costs = inputs.run.manifest, inputs.costs
+    source = costs.options.source if costs else manifest.profile.costs.source
+    concern = {"texts", *(("times",) if speedup else ()), *(("own times",) if speedup and source in TIMED else ())}
+    partial = [note("partial", documents=manifest.documents)] if manifest.status != "complete" else []
+    return tuple(Note(**each) for each in (*manifest.warnings, *partial) if concerns_of(each["code"]) in concern)
 
 
 def _judged_together(parts: Sequence[tuple[Item, Bounds | None]], confidence: float) -> tuple[Item, ...]:
@@ -397,7 +401,8 @@ def _check_thresholds(
 ) -> Check:
     """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
     run, question = inputs.run, inputs.question
-    chosen, pools = rule or one_rule(inputs), list(draft_pools(inputs, inputs.deciding))
+    named_draft = None if question.draft == AUTO else [question.draft]
+    chosen, pools = rule or one_rule(inputs), list(draft_pools(inputs, inputs.deciding, named_draft))
     evidence = evidence_of(inputs, pools)
     costs, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
     domains = list(dict.fromkeys(item.domain for item in pools if item.pool.defined))
@@ -469,7 +474,7 @@ def _check_thresholds(
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
-        notes=_concerning(report_of(inputs).notes, speedup="speedup" in thresholds),
+        notes=_notes(inputs, speedup="speedup" in thresholds),
         reason=_in_words(items, outcome),
         run=str(run.path),
         draft=draft,
@@ -567,7 +572,7 @@ def check_baseline(
     unmoved = SAME if items[0].note == SAME else "the threshold is reached"
     return Check(
         outcome=outcome,
-        notes=_concerning(report_of(inputs).notes, speedup=False),
+        notes=_notes(inputs, speedup=False),
         reason=_in_words(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,

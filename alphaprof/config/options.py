@@ -30,8 +30,21 @@ from alphaprof.totals.lookup import MAX_NGRAM
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
 NO_POOLS = "remove it: a report assigns no servers, but says on which domains alone the draft is faster than on all of them"
 AS_MEANT = "leave it out: files are read as they mean it; export and the wiring check name what engines read otherwise"
+PRESETS = (
+    "leave it out: engine: sglang-h200 has all constants of a roofline; measure step times for your own (docs/costs.md)"
+)
+CONSTANTS = (  # of rooflines
+    *("memory_efficiency", "compute_efficiency", "all_reduce_ms", "expert_reuse"),
+    *("draft_overhead_ms", "layer_overhead_us", "expert_layer_overhead_us", "round_overhead_ms"),
+)
 # Keys that were there, and what to do instead.
-REMOVED: dict[str, str] = {"min_route_gain": NO_POOLS, "route": NO_POOLS, "serve_as": AS_MEANT}
+REMOVED: dict[str, str] = {
+    "min_route_gain": NO_POOLS,
+    "route": NO_POOLS,
+    "serve_as": AS_MEANT,
+    "engine": "set workers: N, which are Ray actors if more than one (docs/scale.md)",  # of execution
+    **dict.fromkeys(CONSTANTS, PRESETS),
+}
 REMOVED_KINDS = {  # kinds of drafts that were removed, and what to use instead
     "medusa": "use an EAGLE head (kind: eagle3) or the target's MTP modules (kind: mtp): vLLM 0.33 removed Medusa"
 }
@@ -426,34 +439,13 @@ class RooflineCosts(Options):
     concurrency: BatchSizes = Field(
         [1, 8, 32, 64, 128, 256], description="sequences per batch: a report says up to which size a draft pays"
     )
-    memory_efficiency: Share = Field(0.8, description="share of the memory bandwidth that kernels reach")
-    compute_efficiency: Share = Field(0.66, description="share of the peak FLOPs that kernels reach")
-    all_reduce_ms: Milliseconds = Field(0.0, description="all-reduce time per layer, with tensor parallelism")
     overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
     engine: str = Field("none", description="engine whose overheads are added: sglang-h200, or none (docs/costs.md)")
-    draft_overhead_ms: Milliseconds | None = Field(
-        None,
-        description="added to every draft step (heads: except the first); this and the next four default to the engine's",
-    )
-    layer_overhead_us: Milliseconds | None = Field(None, description="added to a step per layer, in microseconds")
-    expert_layer_overhead_us: Milliseconds | None = Field(None, description="also added per layer with experts")
-    round_overhead_ms: Milliseconds | None = Field(None, description="added to every round: scheduling, comparing tokens")
-    expert_reuse: Share | None = Field(
-        None, description="k tokens verified together use as many experts as k**expert_reuse independent tokens"
-    )
     weight_bytes: float | None = Field(None, gt=0, description="bytes per parameter of the target; default: from its dtype")
     draft_weight_bytes: float | None = Field(
         None, gt=0, description="bytes per parameter of draft models; default: from their dtype"
     )
     kv_bytes: float | None = Field(None, gt=0, description="bytes per element of the KV cache; default: from the dtype")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, given: Any) -> Any:
-        """Treat a draft's overhead of 0 as unset: it was the default before engines had overheads."""
-        stored = isinstance(given, dict) and "kv_bytes" in given and "layer_overhead_us" not in given
-        old = stored and given.get("draft_overhead_ms") == 0
-        return {name: value for name, value in given.items() if name != "draft_overhead_ms"} if old else given
 
     @field_validator("accelerator")
     @classmethod

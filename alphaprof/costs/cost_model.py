@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.roofline import ACCELERATORS, ENGINES, Efficiency, Engine, ModelShape, draft_memory, step_ms
+from alphaprof.costs.roofline import ACCELERATORS, ENGINES, ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
@@ -33,24 +33,8 @@ SURER = {  # by source: how to get more precise step times
     ROOFLINE: "use step times measured in your engine",
 }
 Z90 = 1.6448536269514722  # standard errors that hold 90% of a normal distribution on both sides
-FITTED_WITH = (  # what the overheads of engines were fitted with, at its default
-    *("memory_efficiency", "compute_efficiency", "all_reduce_ms", "overhead_ms"),
-    *("weight_bytes", "draft_weight_bytes", "kv_bytes"),
-)
+FITTED_WITH = ("overhead_ms", "weight_bytes", "draft_weight_bytes", "kv_bytes")  # at their defaults: constants of engines
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
-
-
-def added_by_engine(costs: CostsAsked) -> Engine:
-    """Return what the engine adds to a roofline, with the numbers that replace its own."""
-    own = ENGINES[costs.engine]
-    return dataclasses.replace(
-        own,
-        layer_us=own.layer_us if costs.layer_overhead_us is None else costs.layer_overhead_us,
-        expert_layer_us=own.expert_layer_us if costs.expert_layer_overhead_us is None else costs.expert_layer_overhead_us,
-        round_ms=own.round_ms if costs.round_overhead_ms is None else costs.round_overhead_ms,
-        draft_ms=own.draft_ms if costs.draft_overhead_ms is None else costs.draft_overhead_ms,
-        expert_reuse=own.expert_reuse if costs.expert_reuse is None else costs.expert_reuse,
-    )
 
 
 def roofline_ms(
@@ -60,25 +44,22 @@ def roofline_ms(
     tokens: int,
     batch: int,
     context: int,
-    expert_reuse: float = 1.0,
 ) -> float:
-    """Return a step's time by a roofline, without overhead; `expert_reuse` of tokens that are verified together."""
-    efficiency = Efficiency(costs.memory_efficiency, costs.compute_efficiency, costs.all_reduce_ms, expert_reuse)
+    """Return a step's time by a roofline with the engine's efficiencies, without overhead."""
     tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
+    efficiency = ENGINES[costs.engine].efficiency
     return step_ms(shape, ACCELERATORS[costs.accelerator], efficiency, tokens, batch, context, tp)
 
 
 def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]:
     """Return the factor within which 90% of published speedups lie of computed ones, if that is known, and what the
-    times are made of, in words. Where the engine's ground ends, or numbers replace its own, the error is taken twice.
+    times are made of, in words. Where the engine's ground ends, or with other sizes or overheads, the error is taken twice.
     """
     engine = ENGINES[costs.engine]
     if engine.accelerator is None:
         return engine.factor, f"{engine.about}; 90% of published speedups on H200 lie within factor {engine.factor:.2f}"
     usual = CostsAsked(costs.source)
-    own = added_by_engine(costs) != engine or any(
-        (getattr(costs, name) or None) != (getattr(usual, name) or None) for name in FITTED_WITH
-    )
+    own = any((getattr(costs, name) or None) != (getattr(usual, name) or None) for name in FITTED_WITH)
     factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     if factor == engine.factor:
@@ -105,12 +86,12 @@ def roofline_rows(
     the factor that holds 90% of published speedups at `mean_context`.
     """
     rows: list[StepRow] = []
-    added = added_by_engine(costs)
+    added = ENGINES[costs.engine]
     more = added.layers_ms(target) + (costs.overhead_ms or 0.0)
     for batch, context in product(batches, contexts):
         error = _standard_error(accuracy(costs, batch, mean_context)[0])
         for tokens in range(1, gamma_max + 2):
-            ms = roofline_ms(costs, target, True, tokens, batch, context, added.expert_reuse) + more
+            ms = roofline_ms(costs, target, True, tokens, batch, context) + more
             step, shared = ("decode", 0.0) if tokens == 1 else ("verify", error)
             rows.append(StepRow(TARGET, step, tokens, batch, context, ms, shared_error=shared))
         for name, shape in drafts.items():
@@ -125,7 +106,7 @@ def roofline_rows(
             steps = [("draft", tokens, shape.later, once) for tokens in ((1,) if name in heads else (1, 2))]
             steps += [("draft_first", tokens, shape, 0.0) for tokens in range(1, gamma_max + 2) if name in heads]
             for step, tokens, used, extra in steps:
-                ms = roofline_ms(costs, used, False, tokens, batch, context, added.expert_reuse) + extra
+                ms = roofline_ms(costs, used, False, tokens, batch, context) + extra
                 rows.append(StepRow(name, step, tokens, batch, context, ms, shared_error=own))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:

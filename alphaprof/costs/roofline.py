@@ -230,7 +230,8 @@ class Engine:
     """What an engine adds to the roofline of its kernels, and how far off the result is.
 
     `layer_us`, `expert_layer_us`: each layer of a model, and each layer with experts besides; `round_ms`: each round;
-    `draft_ms`: each draft step, of a head but its first. `factor`: 90% of published speedups lie within a factor of it of
+    `draft_ms`: each draft step, of a head but its first. `efficiency`: that of its kernels, whose default fits published
+    ratios. `factor`: 90% of published speedups lie within a factor of it of
     the computed ones, for `accelerator`, batches and contexts up to `batch` and `context`; anywhere else within its square.
     None of these bounds it where `accelerator` is None.
     """
@@ -241,7 +242,7 @@ class Engine:
     expert_layer_us: float = 0.0
     round_ms: float = 0.0
     draft_ms: float = 0.0
-    expert_reuse: float = 1.0
+    efficiency: Efficiency = Efficiency(memory=0.8, compute=0.66)
     accelerator: str | None = None
     batch: int = 0
     context: int = 0
@@ -269,7 +270,7 @@ ENGINES = {
         expert_layer_us=28.4,
         round_ms=0.74,
         draft_ms=0.142,
-        expert_reuse=0.7,
+        efficiency=Efficiency(memory=0.8, compute=0.66, expert_reuse=0.7),
         accelerator="h200",
         batch=8,
         context=4096,

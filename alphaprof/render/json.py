@@ -1,14 +1,11 @@
-"""The JSON of every answer, and the published JSON Schemas that describe it."""
+"""The JSON of every answer. `commands/schema.py` has the schemas that describe it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from importlib.resources import files
 from typing import Any, ClassVar, Protocol
-
-from alphaprof.errors import OptionInvalid, shown
 
 PREFIX = "alphaprof-"
 
@@ -41,17 +38,3 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, float) and math.isinf(value):
         return "inf" if value > 0 else "-inf"
     return value
-
-
-def published() -> dict[str, str]:
-    """File names of the schemas by what they describe: report -> alphaprof-report-2.json; the latest version of each."""
-    names = sorted(path.name for path in files("alphaprof.render").joinpath("schemas").iterdir())
-    return {name.removeprefix(PREFIX).rsplit("-", 1)[0]: name for name in names if name.startswith(PREFIX)}
-
-
-def json_schema(name: str) -> str:
-    """Return the JSON Schema (draft 2020-12) of a format, as text. Raises `OptionInvalid` for an unknown format."""
-    known = published()
-    if name not in known:
-        raise OptionInvalid(f"unknown JSON Schema {shown(name)}", f"choose one of {', '.join(known)}, or leave out --of")
-    return files("alphaprof.render").joinpath("schemas", known[name]).read_text(encoding="utf-8")

@@ -58,8 +58,8 @@ class GammaResult:
     request_speedup: Interval | None  # of whole requests, the same: with the prefill of target and draft
     of_documents: DocumentSpeedups | None  # speedups of single documents
     reached: tuple[float | None, ...]  # drafts at depth d that were reached: what `conditional` is a share of
-    marginal: tuple[float | None, ...]
-    conditional: tuple[float | None, ...]
+    marginal: tuple[float | None, ...]  # share of rounds with a proposal whose first d drafts were all accepted
+    conditional: tuple[float | None, ...]  # share accepted of the drafts at depth d that were reached
 
 
 @dataclass(frozen=True)

@@ -319,10 +319,9 @@ class CostsAsked:
     """Where step times come from, of `config.options.CostOptions`: measured, a table's `path`, a roofline or none. What is
     read of measured costs is their `source` alone.
 
-    Of a roofline: `tp` and `draft_tp` devices in tensor parallelism (None: the draft is split like the target); shares of
-    bandwidth and peak that kernels reach (the defaults fit published ratios); `all_reduce_ms` a layer. `overhead_ms` is
-    added to every decode and verify step of the target. `engine` gives the other overheads and `expert_reuse`
-    (costs/roofline.py), each of which a number replaces (None: the engine's).
+    Of a roofline: `tp` and `draft_tp` devices in tensor parallelism (None: the draft is split like the target).
+    `overhead_ms` is added to every decode and verify step of the target. `engine` names the other constants
+    (costs/roofline.py).
     """
 
     source: str
@@ -331,16 +330,8 @@ class CostsAsked:
     tp: int = 1
     draft_tp: int | None = None
     concurrency: tuple[int, ...] = ()
-    memory_efficiency: float = 0.8
-    compute_efficiency: float = 0.66
-    all_reduce_ms: float = 0.0
     overhead_ms: float | None = None
     engine: str = "none"
-    draft_overhead_ms: float | None = None
-    layer_overhead_us: float | None = None
-    expert_layer_overhead_us: float | None = None
-    round_overhead_ms: float | None = None
-    expert_reuse: float | None = None
     weight_bytes: float | None = None
     draft_weight_bytes: float | None = None
     kv_bytes: float | None = None

@@ -11,7 +11,8 @@ Published throughputs hold prefill, client and ramp-down as well as decoding. Wi
 speedup = tau / ((1 - f) c + f tau), tau tokens a round and c its cost in decode steps. f is fitted for each benchmark and
 batch to the rows of `--requests` (default: the calibration rows), whose f other models' rows take. Chains only:
 rows of trees (topk above 1) are left out, and so are models whose shape a roofline does not know. `--fit` fits the four
-overheads to ROWS, to base throughputs (column base) as well, with f free, and prints them as options of a profile.
+overheads to ROWS, to base throughputs (column base) as well, with f free, and prints them as fields of `Engine`
+(alphaprof/costs/roofline.py).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from alphaprof.run.manifest import CostsAsked
 CALIBRATION = Path(__file__).parent.parent.parent / "tests" / "golden" / "gpu"
 COLUMNS = ("model", "bench", "batch", "tp", "steps", "topk", "base", "accept_length", "speedup")
 MOST_REQUESTS = 0.9  # share of base time that is not decoding
-FITTED = {"layer_overhead_us": 30.0, "expert_layer_overhead_us": 30.0, "round_overhead_ms": 0.5, "draft_overhead_ms": 0.1}
+FITTED = {"layer_us": 30.0, "expert_layer_us": 30.0, "round_ms": 0.5, "draft_ms": 0.1}  # where the fit starts
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,10 @@ def fitted(rows: Sequence[Row], setting: CostsAsked, context: int) -> dict[str, 
     """Fit the four overheads to the speedups and base throughputs of rows, with f free; that of experts only if a row has
     them.
     """
-    names = [name for name in FITTED if name != "expert_layer_overhead_us" or any(row.target.experts for row in rows)]
+    names = [name for name in FITTED if name != "expert_layer_us" or any(row.target.experts for row in rows)]
 
     def residuals(values: Sequence[float]) -> list[float]:
-        tried = replace(setting, **dict(zip(names, map(float, values), strict=True)))
+        tried = with_overheads(setting, dict(zip(names, map(float, values), strict=True)))
         costs = [cost(row, tried, context) for row in rows]
         shares = request_shares(rows, costs)
         found = []
@@ -186,6 +187,14 @@ def fitted(rows: Sequence[Row], setting: CostsAsked, context: int) -> dict[str, 
     start = [FITTED[name] for name in names]
     best = least_squares(residuals, start, bounds=(0, np.inf), x_scale=start, diff_step=1e-2)
     return dict(zip(names, map(float, best.x), strict=True))
+
+
+def with_overheads(setting: CostsAsked, values: Mapping[str, float]) -> CostsAsked:
+    """Return the setting with an engine of other overheads, whose error is what the engine's is elsewhere."""
+    engine = ENGINES[setting.engine]
+    factor = engine.factor if engine.accelerator is None else engine.factor**2
+    ENGINES["fitted"] = replace(engine, factor=factor, accelerator=None, **values)
+    return replace(setting, engine="fitted")
 
 
 def judged(rows: Sequence[Row], setting: CostsAsked, context: int, shares: Mapping[tuple[str, int], float]) -> list[Judged]:
@@ -251,7 +260,7 @@ def main() -> None:
     document["left_out"] = left_out
     if given.fit:
         document["fitted"] = fitted(rows, setting, given.context)
-        setting = replace(setting, **document["fitted"])
+        setting = with_overheads(setting, document["fitted"])
     calibration, _ = read_rows(given.requests, CALIBRATION / "configs", None)
     usual = CostsAsked("roofline", accelerator="h200", engine=given.engine)  # where these throughputs come from
     shares = request_shares(calibration, [cost(row, usual, given.context) for row in calibration])
@@ -282,7 +291,7 @@ def text(document: Mapping[str, Any]) -> str:
     """The document as tables of text."""
     lines = [f"left out: {each}" for each in document["left_out"]]
     if fit := document.get("fitted"):
-        lines.append("fitted: costs: {" + ", ".join(f"{name}: {value:.4g}" for name, value in fit.items()) + "}")
+        lines.append("fitted: " + ", ".join(f"{name}={value:.4g}" for name, value in fit.items()))
     heads = ("signed_median", "median", "p90", "worst", "inside_percent", "gamma_regret_mean", "gamma_regret_worst")
     width = max(len(row["rows_of"]) for row in document["errors"])
     lines.append(f"{'errors of speedups in %, with requests':{width}}  rows  " + "  ".join(heads))

@@ -22,6 +22,8 @@ import yaml
 
 from alphaprof.cli import app, common, measuring
 from alphaprof.cli.progress import ConsoleProgress
+from alphaprof.cli.removed import REMOVED, require_kept
+from alphaprof.commands.export.formats import ABOUT
 from alphaprof.commands.export.texts import export_texts
 from alphaprof.config.load import load_profile
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid
@@ -113,6 +115,13 @@ ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set route.by=none", 2, "unknown key route", "on which domains alone the draft is faster"),
     (f"{NEW} --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", "assigns no servers"),
     ("report run --set route.by=none", 2, "a report can only change decision.*", "assigns no servers"),
+    (f"{NEW} --set execution.engine=ray", 2, "unknown key execution.engine", "Ray actors"),
+    (
+        "report run --set costs.source=roofline --set costs.accelerator=h200 --set costs.layer_overhead_us=40",
+        2,
+        "unknown key costs.layer_overhead_us",
+        "engine: sglang-h200 has all constants",
+    ),
     ("report run --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", "assigns no servers"),
     (
         f"{NEW} --set drafts.m='{{kind: medusa, model: m}}'",
@@ -135,14 +144,11 @@ ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set target.model=./none", 4, "model of target: ", "correct the path"),
     (f"{NEW} --set target.model=hub/none", 4, "hub cannot be reached", "HF_HUB_OFFLINE"),
     (f"{NEW} --set 'drafts={{big: {{kind: model, model: none.gguf}}}}'", 4, "model of draft big: ", "correct the path"),
-    ("curve heads", 2, "alphaprof curve was removed", "a quarter, half and all of the texts"),
-    ("train profile.yaml --from run --out new --curve", 2, "alphaprof train --curve was removed", "docs/training.md"),
     ("profile profile.yaml", 2, "--out is missing", "--out RUN"),
     ("profile none.yaml --out new", 2, "cannot read the profile none.yaml: No such file", "YAML"),
     ("profile malformed.yaml --out new", 2, "line 1", "correct the YAML"),
     ("profile profile.yaml --out taken", 6, "taken exists and is not empty", "--out"),
     ("profile profile.yaml --out taken --resume", 6, "taken exists and is not empty", "--out"),
-    (f"{NEW} --until-decided", 2, "alphaprof profile --until-decided was removed", "--limit N as a pilot"),
     ("profile profile.yaml --out begun --resume --limit 3", 6, "with another limit", "profile that many other documents"),
     ("profile profile.yaml --out begun --resume --limit 1 --set rules=[one_hot]", 6, "(rules changed)", "first call"),
     (f"{NEW} --format json", 2, "--format needs --dry-run", "alphaprof report"),
@@ -151,13 +157,12 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("report future", 6, OTHER, "profile"),
     ("report damaged", 6, "is damaged", "profile"),
     (f"report {LONG}", 6, "", ""),
-    ("report run --replay llamacpp", 2, "alphaprof report --replay was removed", "leave it out"),
     ("report run --format csv --show drafts", 2, "--show chooses what terminal and md print", "leave out --show"),
     ("compare run:none run:small", 2, "none", ""),
     ("check run --min-alpha many", 2, "many", ""),
     ("trees run:small --tree none.json", 2, "none.json", ""),
-    ("export run:small --to vllm-synthetic --domain none", 2, "none", ""),
-    ("schema --of none", 2, "none", ""),
+    ("export run:small --to rates --domain none", 2, "none", ""),
+    ("schema none", 2, "none", "report, check"),
     ("import vllm none.jsonl --out new --rule strict", 3, "none.jsonl", ""),
     ("import vllm none.jsonl --out new --rule one_hot", 2, "does not fit temperature 0", "--temperature"),
     ("import vllm none.jsonl --out new --rule strict --temperature 1", 2, "strict does not fit temperature 1", "one_hot"),
@@ -325,7 +330,7 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 PREDICTED = ("predict", "--cost", "0", "--alpha", "0.5")
-PRINTING = ("rules", "schema --of report", "--version", "predict --cost 0 --alpha 0.5")
+PRINTING = ("rules", "schema report", "--version", "predict --cost 0 --alpha 0.5")
 
 
 @each("command", PRINTING)
@@ -437,17 +442,28 @@ def test_every_error_is_printed_in_two_lines_with_its_exit_code(
     assert capsys.readouterr() == ("", "error: it failed\nhint: try  again\n")
 
 
-REMOVED = {
-    "predict --alpha 0.5 --cost 0.1 --burstiness 0.3": "a report replays the rounds of real text",
-    "predict --alpha 0.5 --cost 0.1 --verify-slope=0.1": "give --verify of one --gamma",
-}
-
-
-@each(("command", "instead"), REMOVED.items())
-def test_an_option_that_was_removed_says_what_to_do_instead(
-    command: str, instead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@each("name", REMOVED)
+def test_what_was_removed_is_gone_and_says_what_to_do_instead(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(monkeypatch, *command.split()) == 2
-    problem, hint = capsys.readouterr().err.splitlines()
-    assert problem.endswith("was removed")
-    assert instead in hint
+    words, group = name.split(), typer.main.get_command(app.app)
+    found: Any = getattr(group, "commands", {}).get(words[0])
+    options = {option: param for param in found.params for option in param.opts} if found else {}
+    assert name not in {words[0] if found else "", *(f"{words[0]} {option}" for option in options)}
+    assert not {*words[2:]} & {*ABOUT}  # the formats of export
+    for line in ([words[0], "run", *words[1:], "more"], [words[0], "run", *filter(None, ["=".join(words[1:])])]):
+        assert main(monkeypatch, *line) == 2
+        problem, hint = capsys.readouterr().err.splitlines()
+        assert problem == f"error: alphaprof {name} was removed"
+        assert hint == f"hint: {REMOVED[name]}"
+
+
+def test_what_is_like_something_removed_is_no_such_thing() -> None:
+    for line in (
+        "report curve --show runs",
+        "predict --burst",
+        "export runs/a --to rates --domain dynamo",
+        "profile runs",
+        "",
+    ):
+        require_kept(line.split())

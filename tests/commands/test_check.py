@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from alphaprof.errors import AlphaprofError
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import ratio, share_interval
-from tests.synthetic import Domain, Recipe, altered, rewritten, stored_totals, write_run
+from alphaprof.totals.files import DraftTotals
+from tests.synthetic import Domain, Recipe, altered, interrupted, rewritten, stored_totals, write_run
 
 RECIPE = Recipe(
     domains={"code": Domain(documents=30, alpha=0.8, spread=0.05), "chat": Domain(documents=30, alpha=0.5, spread=0.05)},
@@ -50,6 +53,32 @@ def check(run: Run, *arguments: str) -> tuple[int, Any, Result]:
 def totals(run: Run, domain: str, draft: str = "small") -> pd.DataFrame:
     frame = stored_totals(run, draft).merge(run.documents().to_pandas(), on="document")
     return frame[frame["domain"].astype(str) == domain]
+
+
+def test_a_check_builds_no_report() -> None:
+    code = "import sys; import alphaprof.commands.check; sys.exit('alphaprof.report.build' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_threshold_reads_the_totals_of_its_draft_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, tables = set[str](), DraftTotals.tables
+
+    def reading(self: DraftTotals, *arguments: Any) -> Any:
+        read.add(self.draft)
+        return tables(self, *arguments)
+
+    monkeypatch.setattr(DraftTotals, "tables", reading)
+    for measure in ("--min-alpha", "--min-acceptance-length", "--min-speedup"):
+        assert check(run, measure, "0.1")[0] == 0
+    assert read == {"small"}
+
+
+def test_that_a_run_is_not_complete_stands_beside_its_outcome(run: Run, tmp_path: Path) -> None:
+    part = interrupted(run, tmp_path / "part", shards=6)
+    for asked in ((), ("--min-alpha", "0.1"), ("--baseline", str(run.path))):
+        _, found, _ = check(part, "--draft", "small", *asked)
+        assert [note["code"] for note in found["notes"]] == ["partial"]
+    assert check(run)[1]["notes"] == []
 
 
 def test_the_decision_of_the_run_is_checked_by_default(run: Run) -> None:
@@ -249,10 +278,10 @@ AUTO = dataclasses.replace(RECIPE, decision={"draft": "auto", "gamma": "auto"})
 def test_a_draft_is_checked_at_the_gamma_that_is_best_for_it(tmp_path: Path) -> None:
     """Also where the verdict on the whole traffic chose another draft: the gamma that an export of this one has."""
     run = write_run(tmp_path / "run", AUTO)
-    exported = CliRunner().invoke(app, ["export", f"{run.path}:poor", "--to", "dynamo"])
+    exported = CliRunner().invoke(app, ["export", f"{run.path}:poor", "--to", "vllm-config"])
     code, found, _ = check(run, "--draft", "poor", "--min-speedup", "0.1", "--min-acceptance-length", "0.1")
     assert (code, found["draft"]) == (0, "poor")
-    assert f"rule strict, gamma {found['gamma']}," in exported.stderr
+    assert json.loads(exported.stdout)["num_speculative_tokens"] == found["gamma"]
 
 
 def test_where_no_gamma_is_known_to_be_the_best_all_are_named(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.check import SAME
+from alphaprof.commands.schema import json_schema
 from alphaprof.errors import AlphaprofError
-from alphaprof.render.json import json_schema
 from alphaprof.run.manifest import ModelFacts
 from alphaprof.run.reader import Run
 from tests.synthetic import Domain, Recipe, altered, rewritten, stored_totals, write_run
@@ -74,7 +74,7 @@ def test_a_draft_that_stops_proposing_in_a_domain_fails_there(runs: dict[str, Ru
     assert [items["chat"][name] for name in ("low", "high", "documents")] == [None, None, 24]
     assert items["chat"]["value"] == pytest.approx(1 / tokens_per_round(runs["whole"], 3, domain="chat") - 1)
     assert "tokens_per_round_change of chat: the draft proposes nothing there, but did in the baseline" in text
-    jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
+    jsonschema.Draft202012Validator(json_schema("check")).validate(found)
 
 
 def test_a_domain_of_which_the_baseline_proposes_nothing_is_said(runs: dict[str, Run]) -> None:
@@ -181,7 +181,7 @@ def test_the_same_draft_passes_at_two_documents_and_nothing_is_estimated(tmp_pat
     assert [(item["value"], item["low"], item["high"], item["note"]) for item in found["items"]] == [
         (0, None, None, SAME)
     ] * 3
-    jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
+    jsonschema.Draft202012Validator(json_schema("check")).validate(found)
 
 
 def test_another_draft_with_the_same_rows_is_judged_by_bounds(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_head_that_is_worse_at_depth_2_fails_where_its_first_drafts_are_the_sa
     assert item["value"] == pytest.approx(after / before - 1)
     code, found, _ = held(new, old, "--gamma", "1")
     assert (code, found["gamma"], found["items"][0]["value"]) == (0, 1, 0)
-    jsonschema.Draft202012Validator(json.loads(json_schema("check"))).validate(found)
+    jsonschema.Draft202012Validator(json_schema("check")).validate(found)
 
 
 def test_a_gamma_that_is_named_compares_tokens_per_round_of_any_draft(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""`alphaprof export`: artefacts are read as their readers read them, and say what the report says; errors; hostile names."""
+"""`alphaprof export --to rates`: rates are read as their readers read them, and say what the report says; schedules of start
+options; errors; hostile names.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -16,19 +17,18 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.cli.exchange import ExportFormat
-from alphaprof.commands.export.engines import export, pooled_depths, scope_of
-from alphaprof.commands.export.formats import ABOUT, EXPORTS, Acceptance, Depths
-from alphaprof.costs.roofline import ModelShape
+from alphaprof.commands.export.engines import WRITERS, export
+from alphaprof.commands.export.formats import ABOUT, RATES, TEXTS
+from alphaprof.commands.export.rates import GammaRates, export_rates
+from alphaprof.commands.export.scope import Depths, pooled_depths, scope_of
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import build_report
-from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.serving import PASTED
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import Run, RunDraft
 from tests.conftest import Runner
-from tests.costs.test_roofline import LLAMA
 from tests.reporting import expected_rounds_of, log_of, only, recounted, rows_of
-from tests.synthetic import Domain, Recipe, draft_facts, interrupted, lookup_facts, write_run
+from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 STORY = Domain(documents=8, alpha=0.6, temperature=0.7, continuation="sampled")
 RECIPE = Recipe(
@@ -36,17 +36,6 @@ RECIPE = Recipe(
     gammas=(1, 2, 3, 5),
     lookups=("lookup",),
 )
-CHAINS = [name for name, form in EXPORTS.items() if not form.serves]
-CONVENTIONS = {
-    "vllm-config": "proposing",
-    "sglang-args": "all",
-    "llamacpp-args": "proposing",
-    "vllm-synthetic": "proposing",
-    "llamacpp-synthetic": "proposing",
-    "sglang-synthetic": "all",
-    "aiconfigurator": "all",
-    "dynamo": "all",
-}
 CLOSE = 1e-5  # six digits of each rate
 
 
@@ -70,14 +59,12 @@ def alphaprof(console_script: Runner) -> Runner:
     return partial(console_script, "export")
 
 
-def options_of(text: str) -> dict[str, str]:
-    """Arguments as a shell hands them on."""
-    words = shlex.split(text)
-    return dict(zip(words[::2], words[1::2], strict=True))
-
-
-def rates_of(text: str) -> list[float]:
-    return [float(rate) for rate in text.split(",")]
+def rates_of(side: RunDraft, gamma: int, **wanted: Any) -> dict[str, Any]:
+    """The rates at one gamma."""
+    content = json.loads(export_rates(side, gamma=gamma, **wanted).text, parse_constant=pytest.fail)
+    (found,) = content["gammas"]
+    assert found["gamma"] == gamma
+    return dict(found)
 
 
 def of_marginals(rates: Sequence[float]) -> float:
@@ -93,48 +80,15 @@ def of_conditionals(rates: Sequence[float]) -> float:
     return 1 + float(np.cumprod(rates).sum())
 
 
-def of_vllm(text: str) -> float:
-    config = json.loads(text, parse_constant=pytest.fail)
-    assert config["rejection_sample_method"] == "synthetic"
-    assert len(config["synthetic_acceptance_rates"]) == config["num_speculative_tokens"]
-    return of_marginals(config["synthetic_acceptance_rates"])
-
-
-def of_llamacpp(text: str) -> float:
-    options = options_of(text)
-    longest = options.get("--spec-draft-n-max") or options["--spec-ngram-simple-size-m"]
-    rates = rates_of(options["--spec-synth-rates"])
-    assert len(rates) == int(longest)
-    return of_marginals(rates)
-
-
-def of_sglang(text: str) -> float:
-    variables = dict(line.split("=") for line in text.splitlines())
-    assert variables.pop("SGLANG_SIMULATE_ACC_METHOD") == "match-expected"  # the other one rounds a normal deviate
-    assert variables.pop("SGLANG_SIMULATE_ACC_TOKEN_MODE") == "real-draft-token"
-    return float(variables.pop("SGLANG_SIMULATE_ACC_LEN"))
-
-
-def of_dynamo(text: str) -> float:
-    options = options_of(text)
-    rates = rates_of(options["--aic-nextn-accept-rates"])
-    assert len(rates) == int(options["--aic-nextn"]) <= 5
-    return of_conditionals(rates)
-
-
-def of_aiconfigurator(text: str) -> float:
-    options = options_of(text)
-    assert 0 <= float(options["--nextn-accepted"]) <= int(options["--nextn"])
-    return 1 + float(options["--nextn-accepted"])
-
-
-READERS = {
-    "aiconfigurator": of_aiconfigurator,
-    "vllm-synthetic": of_vllm,
-    "llamacpp-synthetic": of_llamacpp,
-    "sglang-synthetic": of_sglang,
-    "dynamo": of_dynamo,
+# The length of a round that a reader makes of the rates of one gamma.
+READERS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "acceptance_length": lambda rates: float(rates["acceptance_length"]["value"]),
+    "marginal": lambda rates: of_marginals(rates["marginal"]),
+    "conditional": lambda rates: of_conditionals(rates["conditional"]),
+    "marginal_tested": lambda rates: of_marginals(rates["marginal_tested"]),
+    "conditional_tested": lambda rates: of_conditionals(rates["conditional_tested"]),
 }
+TESTED = ("marginal_tested", "conditional_tested")  # of a full proposal
 
 
 def proposed(accepted: Any, tested: Any) -> float:
@@ -143,9 +97,9 @@ def proposed(accepted: Any, tested: Any) -> float:
     return 1 + float(np.cumprod(rates).sum())
 
 
-def reported_length(item: Any, to: str) -> float:
+def reported_length(item: Any, reader: str) -> float:
     """What a reader makes of one gamma of a report on a draft that always proposes."""
-    if CONVENTIONS[to] == "all":
+    if reader not in TESTED:
         return float(item.acceptance_length)
     return proposed([rate or 0.0 for rate in item.conditional], [1.0] * item.gamma)
 
@@ -164,34 +118,53 @@ def counted_again(run: Run, draft: str, gamma: int, domains: Sequence[str]) -> d
     return total
 
 
-def length_of(found: dict[str, Any], to: str) -> float:
+def length_of(found: dict[str, Any], reader: str) -> float:
     """What a reader makes of counts."""
-    if CONVENTIONS[to] == "all":
+    if reader not in TESTED:
         return 1 + float(found["by_depth"].sum() / found["rounds"])
     return proposed(found["by_depth"], found["tested"])
 
 
-def test_every_format_has_a_reader_here_and_a_choice_on_the_command_line() -> None:
-    assert set(READERS) == set(CHAINS)
-    assert {name for name, form in EXPORTS.items() if form.serves} == set(PASTED)
-    assert {name: form.over for name, form in EXPORTS.items()} == CONVENTIONS
-    assert [choice.value for choice in ExportFormat] == list(ABOUT)
+def test_every_format_has_a_choice_on_the_command_line() -> None:
+    assert set(WRITERS) == set(PASTED)
+    assert [choice.value for choice in ExportFormat] == list(ABOUT) == [*WRITERS, RATES, TEXTS]
 
 
-@pytest.mark.parametrize("to", CHAINS)
-def test_the_acceptance_length_of_a_domain_is_the_reports(run: Run, to: str) -> None:
+@pytest.mark.parametrize("reader", READERS)
+def test_the_acceptance_length_of_a_domain_is_the_reports(run: Run, reader: str) -> None:
     result = only(build_report(run), "code")
-    expected = reported_length(next(item for item in result.gammas if item.gamma == 3), to)
-    read = READERS[to](written(RunDraft(run, "small"), to, gamma=3, domain="code"))
+    expected = reported_length(next(item for item in result.gammas if item.gamma == 3), reader)
+    read = READERS[reader](rates_of(RunDraft(run, "small"), 3, domain="code"))
     assert read == pytest.approx(expected, abs=CLOSE)
 
 
 @pytest.mark.parametrize("draft", ["small", "lookup"])
-@pytest.mark.parametrize("to", CHAINS)
-def test_the_acceptance_length_of_the_traffic_is_that_of_all_rounds_counted_together(run: Run, to: str, draft: str) -> None:
+@pytest.mark.parametrize("reader", READERS)
+def test_rates_of_the_traffic_are_those_of_all_rounds_counted_together(run: Run, reader: str, draft: str) -> None:
     found = counted_again(run, draft, 3, ["code", "chat"])
-    assert READERS[to](written(RunDraft(run, draft), to, gamma=3)) == pytest.approx(length_of(found, to), abs=CLOSE)
-    assert found["with"] < found["rounds"] or draft == "small"
+    rates = rates_of(RunDraft(run, draft), 3)
+    assert READERS[reader](rates) == pytest.approx(length_of(found, reader), abs=CLOSE)
+    assert rates["drafting"] == pytest.approx(found["with"] / found["rounds"], abs=CLOSE)
+    drafted = sum(depth * rounds for depth, rounds in enumerate(found["of"]))
+    assert rates["drafted"] == pytest.approx(drafted / found["rounds"], abs=CLOSE)
+    assert rates["acceptance_length_drafting"] == pytest.approx(1 + found["by_depth"].sum() / found["with"], abs=CLOSE)
+    assert (rates["drafting"] < 1) == (draft == "lookup")
+
+
+def test_a_length_is_as_uncertain_as_tokens_per_round(run: Run) -> None:
+    for item in only(build_report(run), "chat").gammas:
+        length = rates_of(RunDraft(run, "small"), item.gamma, domain="chat")["acceptance_length"]
+        emitted = item.tokens_per_round
+        assert 1 < length["low"] < length["value"] < length["high"] < item.gamma + 1
+        for end in ("low", "high"):
+            assert length[end] / length["value"] == pytest.approx(getattr(emitted, end) / emitted.value, abs=CLOSE)
+
+
+def test_without_a_gamma_all_of_the_run_have_rates(run: Run) -> None:
+    content = json.loads(export_rates(RunDraft(run, "lookup")).text)
+    assert (content["format"], content["draft"], content["documents"]) == ("alphaprof-rates", "lookup", 16)
+    assert [found["gamma"] for found in content["gammas"]] == [1, 2, 3, 5]
+    assert content["gammas"][2] == rates_of(RunDraft(run, "lookup"), 3)
 
 
 def simulated(rates: Sequence[float], lengths: Sequence[int], seed: int = 0) -> float:
@@ -202,28 +175,21 @@ def simulated(rates: Sequence[float], lengths: Sequence[int], seed: int = 0) -> 
     return 1 + float(np.cumprod(coins & within, axis=1).sum()) / len(lengths)
 
 
-RATES: dict[str, Callable[[str], list[float]]] = {
-    "vllm-synthetic": lambda text: json.loads(text)["synthetic_acceptance_rates"],
-    "llamacpp-synthetic": lambda text: rates_of(options_of(text)["--spec-synth-rates"]),
-}
-
-
-@pytest.mark.parametrize("to", [name for name in CHAINS if CONVENTIONS[name] == "proposing"])
-def test_a_reader_that_proposes_as_many_comes_back_to_the_length_of_the_report(run: Run, to: str) -> None:
+def test_a_reader_that_proposes_as_many_comes_back_to_the_length_of_the_report(run: Run) -> None:
     """Half of the proposals of this draft are shorter than 5, whatever is accepted of them."""
     result = only(build_report(run), "chat", "lookup")
     expected = next(item.acceptance_length for item in result.gammas if item.gamma == 5)
     of = counted_again(run, "lookup", 5, ["chat"])["of"]
     assert of[5] < 0.7 * of[1:].sum()
     lengths = np.repeat(np.arange(1, 6), 400 * of[1:].astype(int))  # so many that chance is less than the tolerance
-    rates = RATES[to](written(RunDraft(run, "lookup"), to, gamma=5, domain="chat"))
+    rates = rates_of(RunDraft(run, "lookup"), 5, domain="chat")["marginal_tested"]
     assert simulated(rates, lengths) == pytest.approx(expected, rel=0.015)  # the ends of texts
     lost = [accepted / of[1:].sum() for accepted in counted_again(run, "lookup", 5, ["chat"])["by_depth"]]
     assert simulated(lost, lengths) < 0.97 * expected  # what shares of all proposals would give
 
 
-@pytest.mark.parametrize("to", CHAINS)
-def test_domains_count_by_the_shares_of_tokens_that_the_decision_gives_them(run: Run, to: str) -> None:
+@pytest.mark.parametrize("reader", READERS)
+def test_domains_count_by_the_shares_of_tokens_that_the_decision_gives_them(run: Run, reader: str) -> None:
     shares = {"code": 0.2, "chat": 0.8}
     config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"weights": shares}}
     parts = {domain: counted_again(run, "lookup", 2, [domain]) for domain in shares}
@@ -231,63 +197,24 @@ def test_domains_count_by_the_shares_of_tokens_that_the_decision_gives_them(run:
         name: sum(share * parts[domain][name] / parts[domain]["tokens"] for domain, share in shares.items())
         for name in ("by_depth", "rounds", "tested")
     }
-    text = written(RunDraft(run, "lookup").asked(config), to, gamma=2)
-    assert READERS[to](text) == pytest.approx(length_of(found, to), abs=CLOSE)
-    assert READERS[to](text) != pytest.approx(READERS[to](written(RunDraft(run, "lookup"), to, gamma=2)), abs=1e-3)
+    read = READERS[reader](rates_of(RunDraft(run, "lookup").asked(config), 2))
+    assert read == pytest.approx(length_of(found, reader), abs=CLOSE)
+    assert read != pytest.approx(READERS[reader](rates_of(RunDraft(run, "lookup"), 2)), abs=1e-3)
 
 
 # Ten rounds, eight of them with a proposal: four accept a first draft, two a second and one a third. Of the four one had no
 # second draft to test, and of the two one was at the end of its text.
-HAND = Acceptance(
-    target="my models/target",
-    draft=draft_facts("draft"),
-    model="synthetic/draft",
-    revision=None,
-    served=False,
-    drawn=False,
-    blocks=False,
-    gamma=3,
-    depths=Depths(10.0, 8.0, 7.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0)),
-    schedule=((1, 8, 3), (9, 32, 0)),
-)
-UNNAMED = dataclasses.replace(HAND.draft, kind="layer_skip", engine_method=None, settings={})  # by engines
+HAND = Depths(10.0, 8.0, 22.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))
 
 
-def test_rates_and_lengths_by_hand() -> None:
-    depths = HAND.depths
-    assert depths.marginal("proposing") == pytest.approx((1 / 2, 1 / 3, 1 / 3))
-    assert depths.marginal("all") == (0.4, 0.2, 0.1)
-    assert depths.conditional("proposing") == pytest.approx((1 / 2, 2 / 3, 1))
-    assert depths.conditional("all") == (0.4, 0.5, 0.5)
-    assert (depths.length("proposing"), depths.length("all")) == (1.875, 1.7)
-    assert Depths(4.0, 4.0, 4.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0)).conditional("all") == (0.5, 0.0, 0.0)
-    assert Depths(4.0, 4.0, 4.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0)).marginal("proposing") == (0.5, 0.0, 0.0)
-
-
-def test_arguments_and_environments_by_hand() -> None:
-    lookup_draft = dataclasses.replace(lookup_facts("lookup"), engine_method="ngram", settings={"max_ngram": 4})
-    looked_up = dataclasses.replace(HAND, draft=lookup_draft)
-    write = {name: form.write for name, form in EXPORTS.items()}
-    assert write["llamacpp-synthetic"](HAND) == "--spec-draft-n-max 3 --spec-synth-rates 0.500000,0.333333,0.333333\n"
-    assert write["llamacpp-synthetic"](looked_up).startswith(
-        "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 3 --spec-synth-rates 0.5"
-    )
-    assert write["dynamo"](HAND) == "--aic-nextn 3 --aic-nextn-accept-rates 0.400000,0.500000,0.500000\n"
-    assert write["aiconfigurator"](HAND) == "--nextn 3 --nextn-accepted 0.700000\n"
-    assert write["sglang-synthetic"](HAND).splitlines()[0] == "SGLANG_SIMULATE_ACC_LEN=1.700000"
-    assert json.loads(write["vllm-synthetic"](HAND)) == {
-        "method": "draft_model",
-        "model": "synthetic/draft",
-        "num_speculative_tokens": 3,
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [0.5, 0.333333, 0.333333],
-        "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 32, 0]],
-    }
-    lookup = json.loads(write["vllm-synthetic"](looked_up))
-    assert (lookup["method"], lookup["prompt_lookup_max"], lookup["prompt_lookup_min"]) == ("ngram", 4, 1)
-    skip = dataclasses.replace(HAND, draft=UNNAMED)
-    assert "method" not in json.loads(write["vllm-synthetic"](skip))
-    assert "no method" in EXPORTS["vllm-synthetic"].beside(skip)
+def test_rates_by_hand() -> None:
+    assert HAND.marginal_tested == pytest.approx((1 / 2, 1 / 3, 1 / 3))
+    assert HAND.marginal == (0.4, 0.2, 0.1)
+    assert HAND.conditional_tested == pytest.approx((1 / 2, 2 / 3, 1))
+    assert HAND.conditional == (0.4, 0.5, 0.5)
+    none = Depths(4.0, 4.0, 12.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0))
+    assert none.conditional == (0.5, 0.0, 0.0)
+    assert none.marginal_tested == (0.5, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("own", "other"), [("vLLM", "SGLang"), ("SGLang", "vLLM")])
@@ -298,17 +225,17 @@ def test_an_engine_that_reads_a_heads_files_otherwise_is_named(own: str, other: 
         Trial("states of the target one layer later", 1, 0.28, -0.09, 0.01, 500, (other,)),
         Trial("the residual taken after the norm", 1, 0.26, -0.11, 0.01, 500),
     )
-    run = write_run(tmp_path / "run", Recipe(heads={"head": {"trials": trials}}))
-    warnings = {to: export(RunDraft(run, "head"), to, gamma=3).warnings for to in [*CHAINS, "vllm-config", "sglang-args"]}
-    said = {to for to, lines in warnings.items() if any("reads the files" in line for line in lines)}
-    assert said == {f"{other.lower()}-{kind}" for kind in ("synthetic", "config", "args")} & set(EXPORTS)
+    facts = {"trials": trials, "engine_method": "eagle3", "settings": {"speculative_algorithm": "EAGLE3"}}
+    run = write_run(tmp_path / "run", Recipe(heads={"head": facts}))
+    found = {to: export(RunDraft(run, "head"), to, gamma=3).warnings for to in ("vllm-config", "sglang-args")}
+    said = {to for to, lines in found.items() if any("reads the files" in line for line in lines)}
+    assert said == {to for to, engine in PASTED.items() if engine.name == other}
 
 
 def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
     """Replayed by depth, and not powers of the first one."""
     run = write_run(tmp_path / "run", Recipe(heads={"head": {"reference": "synthetic/target", "engine_method": "mtp"}}))
-    side = RunDraft(run, "head")
-    config = json.loads(written(side, "vllm-synthetic", gamma=4))
+    rates = rates_of(RunDraft(run, "head"), 4)
     log = pa.concat_tables([run.positions("head", shard.index) for shard in run.shards]).to_pandas()
     tested = accepted = np.zeros(4)
     for _, text in log.groupby("document"):
@@ -323,15 +250,16 @@ def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
                 accepted = accepted + np.eye(4)[depth]
                 depth += 1
             at += depth + 1
-    assert config["synthetic_acceptance_rates"] == pytest.approx(np.cumprod(accepted / tested), abs=1e-5)
-    assert "model" not in config
+    assert rates["marginal_tested"] == pytest.approx(np.cumprod(accepted / tested), abs=1e-5)
 
 
-@pytest.mark.parametrize("to", CHAINS)
-def test_rounds_that_are_expectations_are_the_reports_and_say_so(mixed: Run, to: str) -> None:
-    found = export(RunDraft(mixed, "small"), to, rule="lossless", gamma=4, domain="story")
-    expected = reported_length(only(build_report(mixed), "story", rule="lossless").gammas[-1], to)
-    assert READERS[to](found.text) == pytest.approx(expected, abs=CLOSE)
+@pytest.mark.parametrize("reader", READERS)
+def test_rounds_that_are_expectations_are_the_reports_and_say_so(mixed: Run, reader: str) -> None:
+    wanted = {"rule": "lossless", "gamma": 4, "domain": "story"}
+    expected = reported_length(only(build_report(mixed), "story", rule="lossless").gammas[-1], reader)
+    assert READERS[reader](rates_of(RunDraft(mixed, "small"), **wanted)) == pytest.approx(expected, abs=CLOSE)
+    found = export_rates(RunDraft(mixed, "small"), **wanted)
+    assert json.loads(found.text)["expected"] is True
     assert any("expectations" in warning for warning in found.warnings)
 
 
@@ -342,46 +270,23 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
         ratio = text["draft_token_prob"].astype(float) / text["target_token_prob"].astype(float)
         rounds += expected_rounds_of(ratio.clip(upper=1).tolist(), text["proposed"].tolist(), 2)
         tokens += len(text) - 1
-    found = pooled_depths(scope_of(RunDraft(mixed, "small"), "sglang-synthetic", "lossless", 2, "story"))
+    found = pooled_depths(scope_of(RunDraft(mixed, "small"), RATES, "lossless", 2, "story"), 2)
     assert found.rounds == pytest.approx(rounds, abs=1e-3)
-    assert 1 < tokens / rounds <= found.length("all")
+    assert 1 < tokens / rounds <= 1 + sum(found.marginal)
 
 
 def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed: Run) -> None:
     config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"draft": "lookup"}}
     report = build_report(run, config=config)
-    assert json.loads(written(RunDraft(run, "lookup"), "vllm-synthetic"))["num_speculative_tokens"] == report.answer.gamma
+    assert json.loads(written(RunDraft(run, "lookup"), "vllm-config"))["num_speculative_tokens"] == report.answer.gamma
     for domain in ("code", "chat"):
         best = only(report, domain, "lookup").gamma
-        found = json.loads(written(RunDraft(run, "lookup"), "vllm-synthetic", domain=domain))
+        found = json.loads(written(RunDraft(run, "lookup"), "vllm-config", domain=domain))
         assert found["num_speculative_tokens"] == best
-    scope = scope_of(RunDraft(mixed, "small"), "vllm-synthetic")
+    scope = scope_of(RunDraft(mixed, "small"), RATES)
     assert (scope.rules, scope.weights) == ("strict and one_hot", {"code": 0.6, "story": 0.4})
     fixed = config | {"decision": config["decision"] | {"gamma": 2}}
-    assert json.loads(written(RunDraft(run, "small").asked(fixed), "vllm-synthetic"))["num_speculative_tokens"] == 2
-
-
-def test_a_reader_of_few_drafts_gets_the_best_of_those_it_takes(tmp_path: Path) -> None:
-    recipe = Recipe(domains={"code": Domain(alpha=0.97, spread=0.01)}, gammas=(2, 4, 8), draft_ms=0.1, extra_ms=0.1)
-    side = RunDraft(write_run(tmp_path / "run", recipe), "small")
-    assert json.loads(written(side, "vllm-synthetic"))["num_speculative_tokens"] == 8
-    found = export(side, "dynamo")
-    assert options_of(found.text)["--aic-nextn"] == "4"
-
-
-def test_what_prices_drafts_as_layers_of_the_target_is_told_what_a_round_costs(run: Run) -> None:
-    """By hand: verification, times the layers and drafts over the layers; of a lookup, which has no model, nothing."""
-    target = dataclasses.replace(run.manifest.target, shape=vars(ModelShape.from_config(LLAMA)))
-    shaped = Run(run.path, dataclasses.replace(run.manifest, target=target))
-    (said,) = [line for line in export(RunDraft(shaped, "small"), "aiconfigurator", gamma=3).warnings if "charges" in line]
-    times = ReportInputs.of(shaped, shaped.manifest.profile).costs.times(1)["small"]
-    theirs = times.target[4].ms / times.target[1].ms * 35 / 32
-    ours = (times.target[4].ms + 3 * times.draft.ms + times.bookkeeping.ms) / times.target[1].ms
-    assert f"about {theirs:.2f} decode steps" in said
-    assert f"it costs {ours:.2f}:" in said
-    (unknown,) = [line for line in export(RunDraft(run, "small"), "aiconfigurator", gamma=3).warnings if "charges" in line]
-    assert "not this draft's steps" in unknown
-    assert not any("charges" in line for line in export(RunDraft(shaped, "lookup"), "aiconfigurator", gamma=3).warnings)
+    assert json.loads(written(RunDraft(run, "small").asked(fixed), "vllm-config"))["num_speculative_tokens"] == 2
 
 
 def table(path: Path, run: Run, batches: Sequence[int] = (1, 4, 16)) -> dict[str, Any]:
@@ -429,84 +334,78 @@ def test_a_gamma_that_is_named_has_no_schedule_beside_it(run: Run, tmp_path: Pat
 
 
 def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(run: Run, tmp_path: Path) -> None:
-    config = table(tmp_path / "times.csv", run, batches=(2, 8))
+    config = table(tmp_path / "times.csv", run, batches=(2, 10))
     config |= {"decision": config["decision"] | {"concurrency": 2}}
-    found = export(RunDraft(run, "small").asked(config), "vllm-synthetic", domain="code")
+    found = export(RunDraft(run, "small").asked(config), "vllm-config", domain="code")
     schedule = json.loads(found.text)["num_speculative_tokens_per_batch_size"]
-    assert (schedule[0][0], schedule[-1][1:]) == (1, [8, 1])
-    assert any("uses gamma 1 beyond 8 sequences" in warning for warning in found.warnings)
+    assert (schedule[0][0], schedule[-1][1:]) == (1, [10, 1])
+    assert any("uses gamma 1 beyond 10 sequences" in warning for warning in found.warnings)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "lossy": ("vllm-config", {"rule": "additive_0p1"}, "additive_0p1 has no rounds"),
     "tree": ("sglang-args", {"rule": "tree_2"}, "tree_2 has no rounds"),
-    "other text": ("vllm-synthetic", {"rule": "lossless"}, "rounds of lossless are not defined"),
-    "foreign text": ("sglang-synthetic", {"domain": "wiki"}, "text that the target did not produce"),
-    "no such domain": ("dynamo", {"domain": "poem\n\x1b[2J"}, "no domain 'poem\\n\\x1b[2J'"),
-    "no such gamma": ("llamacpp-synthetic", {"gamma": 9}, "gamma 9 of .* cannot be exported"),
+    "other text": ("vllm-config", {"rule": "lossless"}, "rounds of lossless are not defined"),
+    "foreign text": ("rates", {"domain": "wiki"}, "text that the target did not produce"),
+    "no such domain": ("rates", {"domain": "poem\n\x1b[2J"}, "no domain 'poem\\n\\x1b[2J'"),
+    "no such gamma": ("rates", {"gamma": 9}, "gamma 9 of .* cannot be exported"),
 }
 
 
 @pytest.mark.parametrize(("to", "wanted", "problem"), REFUSED.values(), ids=REFUSED)
 def test_what_is_not_defined_is_refused(mixed: Run, to: str, wanted: dict[str, Any], problem: str) -> None:
     with pytest.raises(OptionInvalid, match=problem.replace("\\", "\\\\").replace("[", "\\[")):
-        export(RunDraft(mixed, "small"), to, **wanted)
-
-
-def test_a_reader_has_its_limit(run: Run) -> None:
-    deep = dataclasses.replace(run.manifest, config=run.manifest.config | {"gammas": [6]})
-    with pytest.raises(OptionInvalid, match="dynamo takes at most 5 drafts"):
-        export(RunDraft(Run(run.path, deep), "small"), "dynamo")
+        (partial(export, to=to) if to != RATES else export_rates)(RunDraft(mixed, "small"), **wanted)
 
 
 def test_without_step_times_a_gamma_must_be_named(tmp_path: Path) -> None:
     side = RunDraft(write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False)), "small")
     with pytest.raises(OptionInvalid, match="the best gamma for") as caught:
-        export(side, "vllm-synthetic")
+        export(side, "vllm-config")
     assert "--gamma 1 or 2 or 3 or 5" in caught.value.hint
-    assert of_vllm(written(side, "vllm-synthetic", gamma=2)) > 1
+    assert json.loads(written(side, "vllm-config", gamma=2))["num_speculative_tokens"] == 2
+    assert len(json.loads(export_rates(side).text)["gammas"]) == 4  # rates need no choice
 
 
-def test_a_draft_that_proposes_nothing_has_nothing_to_export(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exported", [export_rates, partial(export, to="vllm-config")])
+def test_a_draft_that_proposes_nothing_has_nothing_to_export(tmp_path: Path, exported: Callable[..., Any]) -> None:
     run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(coverage=0.0)}))
     with pytest.raises(OptionInvalid, match="proposes nothing in domain 'code'"):
-        export(RunDraft(run, "small"), "vllm-synthetic", gamma=2, domain="code")
+        exported(RunDraft(run, "small"), gamma=2, domain="code")
 
 
-def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exported", [export_rates, partial(export, to="vllm-config")])
+def test_an_interrupted_run_is_exported_with_a_warning_and_an_empty_one_is_not(
+    run: Run, tmp_path: Path, exported: Callable[..., Any]
+) -> None:
     half = RunDraft(interrupted(run, tmp_path / "half", shards=2), "small")
-    said = export(half, "vllm-synthetic", gamma=2).warnings
+    said = exported(half, gamma=2).warnings
     assert any("is not complete: 8 documents so far" in line for line in said)
     with pytest.raises(OptionInvalid, match="no document"):
-        export(RunDraft(interrupted(run, tmp_path / "none", shards=0), "small"), "vllm-synthetic", gamma=2)
+        exported(RunDraft(interrupted(run, tmp_path / "none", shards=0), "small"), gamma=2)
 
 
 def test_stdout_is_the_artefact_and_stderr_what_it_assumes(run: Run, alphaprof: Runner, tmp_path: Path) -> None:
-    for to in ("vllm-config", "dynamo"):
-        found = export(RunDraft(run, "small"), to, gamma=3)
+    side = RunDraft(run, "small")
+    for to, found in (("vllm-config", export(side, "vllm-config", gamma=3)), ("rates", export_rates(side, gamma=3))):
         code, output, errors = alphaprof(f"{run.path}:small", "--to", to, "--gamma", 3)
         assert (code, output) == (0, found.text)
-        said = errors.splitlines()
-        assert said == [f"note: {line}" for line in found.notes] + [f"warning: {line}" for line in found.warnings]
-        assert EXPORTS[to].convention in said[0]
+        assert errors.splitlines() == [f"note: {line}" for line in found.notes] + [
+            f"warning: {line}" for line in found.warnings
+        ]
         code, output, _ = alphaprof(f"{run.path}:small", "--to", to, "--gamma", 3, "--out", tmp_path / "file")
         assert (code, output, (tmp_path / "file").read_text()) == (0, "", found.text)
 
 
 def test_another_decision_can_be_asked_for(run: Run, alphaprof: Runner) -> None:
-    code, output, errors = alphaprof(f"{run.path}:small", "--to", "vllm-synthetic", "--set", "decision.gamma=2")
+    code, output, errors = alphaprof(f"{run.path}:small", "--to", "vllm-config", "--set", "decision.gamma=2")
     assert (code, json.loads(output)["num_speculative_tokens"]) == (0, 2)
-    code, _, errors = alphaprof(f"{run.path}:small", "--to", "vllm-synthetic", "--rule", "nonsense")
+    code, _, errors = alphaprof(f"{run.path}:small", "--to", "rates", "--rule", "nonsense")
     assert code == 2
     assert errors.startswith("error: --rule: unknown rule")
 
 
-def test_a_draft_that_does_not_pay_is_exported_with_a_warning(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(alpha=0.2)}, draft_ms=9.0))
-    (warning,) = export(RunDraft(run, "small"), "vllm-synthetic", gamma=4).warnings
-    assert "makes decoding slower at gamma 4" in warning
-
-
-def test_the_page_names_every_format_and_its_convention() -> None:
-    page = " ".join((Path(__file__).parents[2] / "docs" / "exports.md").read_text().split())
-    assert [name for name, form in EXPORTS.items() if f"--to {name}" not in page or form.convention not in page] == []
+def test_the_page_names_every_format_and_every_rate() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text()
+    named = [field.name for field in dataclasses.fields(GammaRates)]
+    assert [name for name in [*WRITERS, RATES, TEXTS, *named] if f"`{name}`" not in page] == []

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from alphaprof.commands.export.formats import TRAINERS
-from alphaprof.commands.export.texts import FILES, export_texts
+from alphaprof.commands.export.texts import FILES, TRAINERS, export_texts
 from alphaprof.errors import DataEmpty, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.run.reader import Run
 from alphaprof.run.split import PARTS, TEST, TIME, TRAIN, split, texts_of
@@ -114,7 +113,7 @@ def test_a_split_by_time_of_a_run_without_times_is_refused(run: Run, tmp_path: P
     assert (code, output, (tmp_path / "out").exists()) == (2, "", False)
     assert "40 of 40 have none in this run" in errors.splitlines()[0]
     assert "data.time" in errors.splitlines()[1]
-    code, _, errors = alphaprof(str(run.path), "--to", "vllm-synthetic", "--split", "time")
+    code, _, errors = alphaprof(str(run.path), "--to", "rates", "--split", "time")
     assert (code, len(errors.splitlines())) == (2, 2)
 
 

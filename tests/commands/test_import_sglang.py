@@ -20,8 +20,8 @@ from alphaprof.commands.importing import vllm
 from alphaprof.commands.importing.lines import LeftOut, Line
 from alphaprof.commands.importing.sglang import answers_of, request_of
 from alphaprof.commands.importing.vllm import EngineRequest
+from alphaprof.commands.schema import json_schema
 from alphaprof.errors import AlphaprofError
-from alphaprof.render.json import json_schema
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import depth_names
@@ -224,7 +224,7 @@ def test_trees_and_adaptive_steps_have_tokens_per_round_alone(rounds_only: tuple
     assert (result.alpha, result.verdict) == (None, "UNDECIDED")
     assert "rounds_only" in codes(report)
     content = json.loads(invoke("report", run.path, "--format", "json").stdout)
-    jsonschema.Draft202012Validator(json.loads(json_schema("report"))).validate(content)
+    jsonschema.Draft202012Validator(json_schema("report")).validate(content)
     pages = {output: invoke("report", run.path, "--format", output).stdout for output in ("terminal", "md", "html")}
     assert all(pages.values())
     assert not any("nan" in page.lower().split("<script")[0] for page in pages.values())
@@ -242,7 +242,7 @@ def test_trees_and_adaptive_steps_are_compared_by_tokens_per_round(rounds_only: 
 
 NEEDS_DEPTHS: tuple[tuple[tuple[str, ...], int], ...] = (
     (("check", "RUN", "--min-acceptance-length", "1"), 2),
-    (("export", "RUN", "--to", "vllm-synthetic"), 2),
+    (("export", "RUN", "--to", "rates"), 2),
     (("report", "RUN", "--set", "costs.source=table", "--set", "costs.path=times.csv"), 2),
     (("compare", "CHAIN", "RUN"), 12),
 )

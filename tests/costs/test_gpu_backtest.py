@@ -45,10 +45,10 @@ def test_published_speedups_of_the_calibration_are_met_and_the_fit_finds_the_pre
     found = backtest("--fit")
     preset = ENGINES["sglang-h200"]
     own = {
-        "layer_overhead_us": preset.layer_us,
-        "expert_layer_overhead_us": preset.expert_layer_us,
-        "round_overhead_ms": preset.round_ms,
-        "draft_overhead_ms": preset.draft_ms,
+        "layer_us": preset.layer_us,
+        "expert_layer_us": preset.expert_layer_us,
+        "round_ms": preset.round_ms,
+        "draft_ms": preset.draft_ms,
     }
     assert found["fitted"] == pytest.approx(own, rel=0.1)  # fitted to 63 cells with other weights
     (whole, *_) = backtest()["errors"]
@@ -83,10 +83,12 @@ def test_a_round_never_gets_cheaper_with_gamma_batch_or_context(name: str, gamma
     assert cost(name, gamma, batch, context + 1) >= least
 
 
-def test_without_overheads_the_times_are_those_of_the_bare_roofline() -> None:
+def test_without_overheads_the_times_are_those_of_the_bare_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last bit, also for an engine whose numbers are all replaced."""
-    zero = {"layer_overhead_us": 0.0, "expert_layer_overhead_us": 0.0, "round_overhead_ms": 0.0, "draft_overhead_ms": 0.0}
-    emptied = dataclasses.replace(SGLANG, **zero, expert_reuse=1.0)
+    zero = dict.fromkeys(("layer_us", "expert_layer_us", "round_ms", "draft_ms"), 0.0)
+    efficiency = ENGINES["none"].efficiency
+    monkeypatch.setitem(ENGINES, "empty", dataclasses.replace(ENGINES["sglang-h200"], **zero, efficiency=efficiency))
+    emptied = dataclasses.replace(SGLANG, engine="empty")
     for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
         target, head = shapes(name)
         bare, other = (
@@ -116,7 +118,7 @@ def test_numbers_of_ones_own_and_other_drafts_are_off_as_far_as_elsewhere() -> N
     """A setting that the preset was not fitted with, and a draft model's own steps on the preset's ground."""
     target, head = shapes("llama-3.1-8b")
     twice = 2 * math.log(1.25) / 1.6448536269514722
-    for change in ({"layer_overhead_us": 40.0}, {"memory_efficiency": 0.5}, {"weight_bytes": 1.0}, {"overhead_ms": 0.1}):
+    for change in ({"weight_bytes": 1.0}, {"draft_weight_bytes": 1.0}, {"kv_bytes": 1.0}, {"overhead_ms": 0.1}):
         assert accuracy(dataclasses.replace(SGLANG, **change), 1, 600)[0] == pytest.approx(1.25**2), change
     rows = roofline_rows(target, {"model": head}, SGLANG, 2, [1], [600], [], [], 600)
     errors = {(row.model, row.step): row.shared_error for row in rows}

@@ -15,6 +15,7 @@ from scipy.optimize import minimize_scalar
 from alphaprof.costs.cost_model import roofline_ms, roofline_rows, shape_of
 from alphaprof.costs.roofline import (
     ACCELERATORS,
+    ENGINES,
     Accelerator,
     Efficiency,
     Load,
@@ -216,8 +217,7 @@ ENDS = [(Load(4, batch, 1024), PUBLISHED[batch]) for batch in (1, 256)]
 
 
 def test_the_usual_efficiencies_give_published_ratios() -> None:
-    shape, usual = ModelShape.from_config(LLAMA), CostsAsked("roofline", accelerator="h100-sxm")
-    efficiency = Efficiency(usual.memory_efficiency, usual.compute_efficiency)
+    shape, efficiency = ModelShape.from_config(LLAMA), ENGINES["none"].efficiency
     for batch, ratio in PUBLISHED.items():
         verify, decode = (step_ms(shape, H100, efficiency, tokens, batch, 1024) for tokens in (4, 1))
         assert verify / decode == pytest.approx(ratio, rel=0.15 if batch in (8, 32, 64) else 0.01)
@@ -269,10 +269,13 @@ def test_every_step_that_a_table_needs_is_there() -> None:
     assert set(rows()) == {(*step, *place) for step in steps for place in places} | prefill
 
 
-def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later_one() -> None:
+def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Which goes without the parameters of the first, and alone has the overhead of a draft's step."""
     shape = dataclasses.replace(SMALL, first_parameters=1e8)
-    setting = dataclasses.replace(PLAIN, draft_overhead_ms=0.25)
+    monkeypatch.setitem(ENGINES, "own", dataclasses.replace(ENGINES["none"], draft_ms=0.25))
+    setting = dataclasses.replace(PLAIN, engine="own")
     found = roofline_rows(TARGET, {"eagle": shape}, setting, 2, (8,), (512,), (), ["eagle"])
     times = {(row.step, row.tokens): row.ms for row in found if row.model == "eagle"}
     assert set(times) == {("draft", 1), *(("draft_first", n) for n in (1, 2, 3))}
@@ -292,8 +295,9 @@ def test_a_decode_step_by_hand() -> None:
     assert expected == pytest.approx(5.62, abs=0.01)
 
 
-def test_overheads_are_added_where_they_belong() -> None:
-    plain, slow = rows(), rows(dataclasses.replace(PLAIN, overhead_ms=3.0, draft_overhead_ms=0.5))
+def test_overheads_are_added_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "own", dataclasses.replace(ENGINES["none"], draft_ms=0.5))
+    plain, slow = rows(), rows(dataclasses.replace(PLAIN, overhead_ms=3.0, engine="own"))
     added = {(place[0], place[1]): slow[place].ms - plain[place].ms for place in plain}
     assert added == pytest.approx(
         {
@@ -309,11 +313,11 @@ def test_overheads_are_added_where_they_belong() -> None:
 
 def test_target_and_draft_have_their_own_devices() -> None:
     plain, both = rows(), rows(dataclasses.replace(PLAIN, tp=2))
-    apart = rows(dataclasses.replace(PLAIN, tp=2, draft_tp=1, all_reduce_ms=0.01))
+    apart = rows(dataclasses.replace(PLAIN, tp=2, draft_tp=1))
     decode, draft = ("target", "decode", 1, 8, 1024), ("small", "draft", 1, 8, 1024)
     assert both[decode].ms == pytest.approx(plain[decode].ms / 2)
     assert both[draft].ms == pytest.approx(plain[draft].ms / 2)
-    assert apart[decode].ms == pytest.approx(plain[decode].ms / 2 + 32 * 0.01)
+    assert apart[decode].ms == pytest.approx(plain[decode].ms / 2)
     assert apart[draft].ms == pytest.approx(plain[draft].ms)
 
 

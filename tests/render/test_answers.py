@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaprof.commands.doctor import DeviceFacts, Doctor, ExtraFacts
+from alphaprof.commands.doctor import Doctor
 from alphaprof.commands.dry_run import DryRun, Finding, Needs
 from alphaprof.commands.importing.counters import CountedRounds, Counters
 from alphaprof.commands.latency import Latency
@@ -20,7 +20,6 @@ from tests.report.test_report_costs import timed
 from tests.reporting import HOSTILE
 
 NAME = HOSTILE["markup"]
-CPU = DeviceFacts("cpu", None, {"float32": 70.0}, {"float32": "float32"})
 CHECKS = (
     Finding.of("dtype", "target", "float32 is as fast"),
     Finding.of("data", NAME, "3 prompts", "remove duplicates"),
@@ -36,7 +35,7 @@ ANSWERS: dict[str, Callable[[Path], Answer]] = {
         CountedRounds(2, 10, 20, 9, 0.45, 1.9, (0.6, 0.3), (0.6, None)),
     ),
     "dry run": lambda _: DryRun.of(CHECKS, Needs(None, None, None, None)),
-    "doctor": lambda _: Doctor("0", "3.11", "Linux", {"torch": None}, 2, None, (CPU,), (ExtraFacts("html", (), None),)),
+    "doctor": lambda _: Doctor("0", "3.11", "Linux", {"torch": "2"}, ("cpu",), None, {"html": None}),
 }
 
 

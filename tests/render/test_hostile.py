@@ -42,7 +42,7 @@ OUTPUTS = {
     "baseline": ("check", "{run}", "--draft", "small", "--baseline", "{run}:small"),
     "compare": ("compare", "{run}:small", "{run}:ngram"),
     "compare as JSON": ("compare", "{run}:small", "{run}:ngram", "--format", "json"),
-    "vLLM's rates, JSON": ("export", "{run}:small", "--to", "vllm-synthetic"),
+    "rates, JSON": ("export", "{run}:small", "--to", "rates"),
     "an engine's configuration, JSON": ("export", "{run}:small", "--to", "vllm-config", "--gamma", "2"),
     "trees": ("trees", "{run}:small", "--nodes", "4"),
     "trees as JSON": ("trees", "{run}:small", "--nodes", "4", "--format", "json"),

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from alphaprof.render.tables import NAME_WIDTH, named_table, show
 from rich.console import Console
 
 from alphaprof.commands.check import checked
@@ -17,7 +18,6 @@ from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
 from alphaprof.render.answer import Answer, answer_text
-from alphaprof.render.tables import NAME_WIDTH, named_table, show
 from alphaprof.report.build import RunReport
 from alphaprof.report.drawn import ReportAnswer
 from alphaprof.report.sections import NAMES

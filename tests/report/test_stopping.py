@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.commands.export.engines import export
+from alphaprof.commands.export.rates import export_rates
 from alphaprof.config.load import changed_question
 from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
 from alphaprof.errors import OptionInvalid
@@ -228,7 +229,7 @@ def test_engines_that_stop_get_the_p_min_and_others_are_refused(run: Run) -> Non
     assert found.text.endswith("--spec-draft-n-max 4 --spec-draft-p-min 0.4\n")
     with pytest.raises(OptionInvalid, match="vLLM does not stop drafts at a p_min"):
         export(RunDraft(asked, "small"), "vllm-config", gamma=4)
-    assert any("p_min 0.4" in line for line in export(RunDraft(asked, "small"), "vllm-synthetic", gamma=4).warnings)
+    assert any("p_min 0.4" in line for line in export_rates(RunDraft(asked, "small"), gamma=4).warnings)
 
 
 def test_a_head_whose_log_has_no_probabilities_by_depth_is_refused(tmp_path: Path) -> None:

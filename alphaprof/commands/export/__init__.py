@@ -1,4 +1,4 @@
-"""`alphaprof export`: a run's acceptance as engines and simulators read it. A new export is a function in `formats.py`.
+"""`alphaprof export`: a run's draft as an engine starts it, its acceptance for simulators, its texts for trainers.
 
 Not here: reading what engines measured (`importing`).
 """

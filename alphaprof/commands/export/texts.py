@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaprof.commands.export.engines import Artefact
-from alphaprof.commands.export.formats import TEXTS, TRAINERS
+from alphaprof.commands.export.formats import TEXTS
+from alphaprof.commands.export.scope import Artefact
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, many
 from alphaprof.run.place import require_new
@@ -18,6 +18,10 @@ from alphaprof.run.storage import LocalStorage
 
 # A trainer that is given the folder reads every .json and .jsonl file below it (speculators): the other parts are neither.
 FILES = {TEST: "test.ndjson", STOP: "stop.ndjson", TRAIN: "train.jsonl"}  # the last one is written last
+TRAINERS = (  # commands that read `train`, with texts of at most `longest` tokens of the target `model`
+    "speculators prepare-data --model {model} --data {train} --seq-length {longest} --no-skip-token-freq --output DATA",
+    "specforge train --config MY.yaml data.train_data_path= data.prompts_path={train} data.max_length={longest}",
+)
 
 
 def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: SplitBy = RANDOM) -> Artefact:

@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 from alphaprof.render import format as fmt
 from alphaprof.report.answer import GammaResult, Result
 from alphaprof.report.build import Report
-from alphaprof.report.sections.difficulty import Decile
+from alphaprof.report.sections.target import Decile
 from alphaprof.report.wording import FEW, alpha_name, by_kind, by_text, timed, uncertified
 from alphaprof.stats.estimate import Interval
 

@@ -1,0 +1,44 @@
+"""What earlier versions had on the command line, and what to do instead. Keys of profiles are in `config/options.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alphaprof.errors import OptionInvalid
+
+NO_CURVE = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
+TARGET = "use --show target: one section for what the target's margins and the draft's divergences say"
+RATES = "use --to rates, one JSON for all simulators; docs/exports.md says which field each of them reads"
+# A command, an option of it, or a value of the option, as it was typed; the first that fits is named.
+REMOVED: dict[str, str] = {
+    "curve": NO_CURVE,
+    "train --curve": NO_CURVE,
+    "profile --until-decided": "use --limit N as a pilot: its report says how many documents a verdict needs; then profile "
+    "that many other documents (another shuffle_seed) into a new --out",
+    "profile --workers": "use --set execution.workers=N (Ray), or --part I/N and alphaprof merge (docs/scale.md)",
+    "profile --engine": "use --set execution.workers=N: more than one are Ray actors (docs/scale.md)",
+    "runs": "see the progress that alphaprof profile prints; finish a run with alphaprof profile --resume",
+    "predict --burstiness": "leave it out: a report replays the rounds of real text, in which acceptance comes in bursts",
+    "predict --verify-slope": "give --verify of one --gamma, or --target-config and --draft-config to compute it",
+    "trees": "use alphaprof report RUN --show trees",
+    "report --show certificates": TARGET,
+    "report --show predictability": TARGET,
+    "report --show difficulty": TARGET,
+    "report --replay": "leave it out: rounds are those of engines, which do not draft less near the end of a text",
+    "schema --of": "write alphaprof schema report: the name follows without an option",
+    "export --to vllm-synthetic": RATES,
+    "export --to sglang-synthetic": RATES,
+    "export --to llamacpp-synthetic": RATES,
+    "export --to dynamo": RATES,
+    "export --to aiconfigurator": RATES,
+}
+
+
+def require_kept(arguments: Sequence[str]) -> None:
+    """Raise `OptionInvalid` for a command, an option or a value of one that was removed, with what to do instead."""
+    given = [part for argument in arguments for part in (argument.split("=", 1) if argument[:2] == "--" else [argument])]
+    for name, instead in REMOVED.items():
+        command, *option = name.split(" ")
+        places = range(1, len(given) - len(option) + 1)
+        if given[:1] == [command] and (not option or any(given[at : at + len(option)] == option for at in places)):
+            raise OptionInvalid(f"alphaprof {name} was removed", instead)

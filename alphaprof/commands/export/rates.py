@@ -1,0 +1,105 @@
+"""Acceptance for simulators and for synthetic acceptance in engines, as one JSON. docs/exports.md says who reads what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from alphaprof.commands.export.formats import RATES
+from alphaprof.commands.export.scope import Artefact, ExportScope, pooled_depths, scope_of
+from alphaprof.costs.speedup import free_draft
+from alphaprof.render.json import render_json
+from alphaprof.report.speeds import speedup_interval
+from alphaprof.run.reader import RunDraft
+from alphaprof.stats.estimate import Interval
+
+DIGITS = 6  # of rates and lengths
+
+
+@dataclass(frozen=True)
+class GammaRates:
+    """Acceptance at one gamma (K): rates are lists by depth, of 1, ..., gamma drafts."""
+
+    gamma: int  # drafted tokens per round at most: num_speculative_tokens
+    acceptance_length: Interval  # 1 + accepted drafts / rounds, over all rounds; the target's own token counts
+    acceptance_length_drafting: float  # the same over rounds with a proposal, as vLLM's metrics count it
+    marginal: tuple[float, ...]  # share of all rounds whose first d drafts were all accepted
+    conditional: tuple[float, ...]  # share of those that accepted d - 1 drafts; products are `marginal`
+    marginal_tested: tuple[float, ...]  # products of `conditional_tested`
+    conditional_tested: tuple[float, ...]  # share of the d-th drafts that were tested; a missing draft does not count
+    drafted: float  # drafted tokens per round, over all rounds
+    drafting: float  # share of rounds with a proposal
+
+
+@dataclass(frozen=True)
+class Rates:
+    """One draft of a run under one rule."""
+
+    format: ClassVar[str] = "alphaprof-rates"
+    version: ClassVar[str] = "1.0"
+
+    target: str  # reference of the target
+    draft: str  # name of the draft in the run
+    model: str | None  # the draft's own checkpoint; None: it has none
+    rule: str
+    traffic: str  # which domains, in words
+    documents: int
+    confidence: float  # of intervals, two-sided
+    expected: bool  # rounds are exact expectations for the texts, not counts of real rounds
+    gammas: tuple[GammaRates, ...]  # one for each gamma of the run, or the one that was named
+
+
+def export_rates(
+    side: RunDraft, *, rule: str | None = None, gamma: int | None = None, domain: str | None = None
+) -> Artefact:
+    """Return the rates of one draft at every gamma of the run, or at one. Raises `OptionInvalid` if they are not defined,
+    and `RunUnreadable`.
+    """
+    scope = scope_of(side, RATES, rule, gamma, domain)
+    rates = Rates(
+        target=side.run.manifest.target.reference,
+        draft=side.draft,
+        model=side.run.manifest.drafts[side.draft].own_model,
+        rule=scope.rules,
+        traffic=scope.label,
+        documents=scope.documents,
+        confidence=scope.question.confidence,
+        expected=not scope.exact,
+        gammas=tuple(rates_at(scope, each) for each in scope.gammas),
+    )
+    return Artefact(render_json(rates) + "\n", (scope.about,), tuple(_warnings(scope)))
+
+
+def rates_at(scope: ExportScope, gamma: int) -> GammaRates:
+    """Return the rates at one gamma. Raises `OptionInvalid` without a proposal."""
+    depths = pooled_depths(scope, gamma)
+    length = 1 + sum(depths.marginal)
+    ends = [length, 1.0, gamma + 1.0]
+    free = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], free_draft(gamma))
+    if (emitted := speedup_interval(free, scope.question.confidence)) is not None:
+        # The last round of a text may emit less than it accepted: the length is above tokens per round, and as precise.
+        ends = [min(max(1.0, length * end / emitted.value), gamma + 1.0) for end in vars(emitted).values()]
+    return GammaRates(
+        gamma=gamma,
+        acceptance_length=Interval(*(round(end, DIGITS) for end in ends)),
+        acceptance_length_drafting=round(1 + sum(depths.accepted) / depths.ready, DIGITS),
+        marginal=_rounded(depths.marginal),
+        conditional=_rounded(depths.conditional),
+        marginal_tested=_rounded(depths.marginal_tested),
+        conditional_tested=_rounded(depths.conditional_tested),
+        drafted=round(depths.drafted / depths.rounds, DIGITS),
+        drafting=round(depths.ready / depths.rounds, DIGITS),
+    )
+
+
+def _rounded(values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(round(value, DIGITS) for value in values)
+
+
+def _warnings(scope: ExportScope) -> Iterator[str]:
+    yield from scope.incomplete
+    if not scope.exact:
+        yield "rounds are exact expectations for the texts, not counts of real rounds"
+    if scope.question.p_min:
+        yield f"drafts stopped at p_min {float(scope.question.p_min):g}: most simulators draft gamma tokens in every round"

@@ -1,0 +1,211 @@
+"""Which rounds of a run are exported: one draft under one rule, on a domain or the whole traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
+
+import numpy as np
+
+from alphaprof.costs.cost_model import CostModel
+from alphaprof.costs.speedup import Mix, StepTimes, free_draft, speedup
+from alphaprof.errors import OptionInvalid
+from alphaprof.render.format import count, many, short, text_kind, visible
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.result import counted
+from alphaprof.report.stopping import answered_p_min
+from alphaprof.report.traffic import why_undecidable
+from alphaprof.report.verdict import Evidence, Question
+from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import CHAIN
+from alphaprof.run.reader import RunDraft
+from alphaprof.stats.estimate import distinct
+from alphaprof.totals.count import by_chance
+from alphaprof.totals.pool import DocumentTotals
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A file's text, and what it assumes; `warnings`: where it may not be what a reader takes it for."""
+
+    text: str
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ExportScope:
+    """What is exported: pools of one draft by domain, all kinds of text as one, with their weights (shares of output tokens;
+    `given`: by the profile, and not as observed) and how these put domains together (`mix`), under `rules`, at one of the
+    run's `gammas`. `label`: which traffic, in words. `texts`: kinds of text. `exact`: rounds are facts, and not
+    expectations. `truncated`: some of the text was sampled without the less probable tokens.
+    """
+
+    side: RunDraft
+    question: Question
+    costs: CostModel | None
+    pools: Mapping[str, DocumentTotals]
+    weights: Mapping[str, float]
+    given: bool
+    mix: Mix
+    label: str
+    rules: str
+    texts: tuple[str, ...]
+    exact: bool
+    truncated: bool
+    gammas: tuple[int, ...]
+
+    def times(self, concurrency: int) -> StepTimes | None:
+        """Step times of the draft; None if there are none."""
+        return self.costs.times(concurrency).get(self.side.draft) if self.costs else None
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return sum(len(pool.cluster) for pool in self.pools.values())
+
+    @property
+    def about(self) -> str:
+        """What is exported, in words."""
+        clusters = distinct(np.concatenate([pool.cluster for pool in self.pools.values()]))
+        return (
+            f"{self.side.label}, rule {self.rules}, {self.label}, {many(self.documents, 'document')} "
+            f"({count(clusters)} independent), text: {', '.join(self.texts)}"
+        )
+
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """The warning about a run that is not complete; empty if it is."""
+        done = self.side.run.manifest.status == "complete"
+        return () if done else (f"{self.side.run.path} is not complete: {many(self.documents, 'document')} so far",)
+
+
+def scope_of(
+    side: RunDraft, to: str, rule: str | None = None, gamma: int | None = None, domain: str | None = None
+) -> ExportScope:
+    """Return what to export; `rule`, `gamma` and `domain`: None for what the run's own decision says. Raises `OptionInvalid`
+    if it is not defined, and `RunUnreadable`.
+    """
+    run = side.run
+    if run.manifest.documents == 0:
+        raise OptionInvalid(f"no document of {run.path} is complete yet", "finish the run, or give another one")
+    named = gamma or run.manifest.profile.decision.gamma
+    if named not in (AUTO, *side.gammas):
+        hint = f"--gamma {' or '.join(map(str, side.gammas))}"
+        raise OptionInvalid(f"gamma {named} of {run.path} cannot be exported: it was not replayed", hint)
+    if (drafting := run.manifest.drafting) != CHAIN:
+        problem = f"{run.path} was served with {drafting} drafting, but {to} needs rounds of draft chains"
+        raise OptionInvalid(problem, "import requests with chain drafting: --speculative-eagle-topk 1")
+    inputs = answered_p_min(ReportInputs.of(run, run.manifest.profile.deciding(side.draft, rule, gamma)))
+    for bound in map(parse_rule, inputs.deciding):
+        if bound.rule.lossy or not bound.rule.timed:
+            hint = "export strict, one_hot, lossless or block; for lossy rules use validate --rule, for trees use trees"
+            raise OptionInvalid(f"{bound.id} has no rounds of draft chains, which {to} needs", hint)
+    decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
+    evidence = evidence_of(inputs, decisive)
+    weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
+    pools = _pools_to_export(side, evidence, weights, domain)
+    weights = {name: weights[name] for name in pools}
+    given = domain is None and question.weights is not None
+    used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
+    traffic = f"whole traffic ({many(len(pools), 'domain')} {'by decision.weights' if given else 'as observed'})"
+    sampling = [item.pool.sampling for item in used if item.pool.sampling]
+    return ExportScope(
+        side=side,
+        question=question,
+        costs=inputs.costs.of_domain(domain) if inputs.costs and domain is not None else inputs.costs,
+        pools=pools,
+        weights=weights,
+        given=given,
+        mix=Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata),
+        label=traffic if domain is None else f"domain {_quoted(domain)}",
+        rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
+        texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
+        exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
+        truncated=any(each["top_k"] > 0 or each["top_p"] < 1 or each["min_p"] > 0 for each in sampling),
+        gammas=tuple(side.gammas) if gamma is None else (gamma,),
+    )
+
+
+def _quoted(domain: str) -> str:
+    """Return a domain in words that a person reads: data may call it anything."""
+    return f"'{short(visible(domain))}'"
+
+
+def _pools_to_export(
+    side: RunDraft, evidence: Evidence, weights: Mapping[str, float], domain: str | None
+) -> dict[str, DocumentTotals]:
+    """Return the pools to export by domain, in the order of their weights. Raises `OptionInvalid` if they have no rounds."""
+    pools = evidence.candidates[side.draft]
+    if domain is not None and domain not in evidence.observed:
+        known = ", ".join(map(_quoted, evidence.observed))
+        raise OptionInvalid(f"{side.run.path} has no domain {_quoted(domain)}", f"it has: {known}")
+    reason = why_undecidable(weights, evidence, pools) if domain is None else evidence.undefined.get(domain, "")
+    shared = [name for name, share in weights.items() if share > 0]
+    brief = [name for name in shared if name in pools and not pools[name]["tokens"].sum()]
+    if brief and not reason:
+        reason = f"no text of {', '.join(map(_quoted, brief))} goes beyond its first token (prefill)"
+    if reason:
+        hint = "export one --domain, or choose a --rule that has rounds on this text (alphaprof report lists them)"
+        raise OptionInvalid(f"nothing to export from {side.label}: {reason}", hint)
+    return {name: pools[name] for name in shared}
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Rounds at one gamma: all, those that had a proposal (`ready`), drafted tokens, and for d = 1, ..., gamma those whose
+    d-th draft was `tested` (there was one, all before it were accepted, and the text had not ended) and those that
+    `accepted` at least d drafts. Counts; expectations if acceptance is a matter of chance, and scaled if domains have
+    weights. Some round has a proposal.
+    """
+
+    rounds: float
+    ready: float
+    drafted: float
+    tested: tuple[float, ...]
+    accepted: tuple[float, ...]
+
+    @property
+    def marginal(self) -> tuple[float, ...]:
+        """P(first d drafts all accepted) for d = 1, ..., gamma, as shares of all rounds; never increasing. Their sum is the
+        mean of accepted drafts.
+        """
+        return tuple(count / self.rounds for count in self.accepted)
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        """P(draft d accepted | the first d - 1 were), 0 if none is reached: quotients of marginals, over all rounds."""
+        steps = pairwise((1.0, *self.marginal))
+        return tuple(after / before if before > 0 else 0.0 for before, after in steps)
+
+    @property
+    def conditional_tested(self) -> tuple[float, ...]:
+        """The same over tested drafts alone: a missing draft does not count."""
+        return tuple(min(1.0, a / t) if t > 0 else 0.0 for a, t in zip(self.accepted, self.tested, strict=True))
+
+    @property
+    def marginal_tested(self) -> tuple[float, ...]:
+        """Products of `conditional_tested`, for a reader that itself proposes fewer drafts, or none, where the log did."""
+        return tuple(accumulate(self.conditional_tested, mul))
+
+
+def pooled_depths(scope: ExportScope, gamma: int) -> Depths:
+    """Return rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` without a
+    proposal.
+    """
+    rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
+    tokens = {domain: float(pool["tokens"].sum()) for domain, pool in scope.pools.items()}
+    for domain, pool in scope.pools.items():  # 1 as observed; else what gives the domain its share of the tokens
+        scale = scope.weights[domain] * sum(tokens.values()) / tokens[domain] if scope.given else 1.0
+        every, started, reached, passed = counted(pool, gamma, speedup([pool.counts(gamma)], [1.0], free_draft(gamma)))
+        rounds, drafted = rounds + scale * every, drafted + scale * started
+        tested, accepted = tested + scale * reached, accepted + scale * passed
+    if not drafted[0]:
+        problem = f"draft {scope.side.draft} proposes nothing in {scope.label}"
+        raise OptionInvalid(problem, "export another draft or domain of this run")
+    nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
+    return Depths(rounds, float(drafted[0]), float(drafted.sum()), tuple(tested.tolist()), tuple(nested.tolist()))
