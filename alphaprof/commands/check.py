@@ -33,8 +33,7 @@ from alphaprof.costs.speedup import Mix, StepTimes
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table, table_of_rows
-from alphaprof.render.blocks import Outcome as Cell
+from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows
 from alphaprof.render.format import short, visible
 from alphaprof.report.answer import Note
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
@@ -156,7 +155,7 @@ class Check:
     def blocks(self) -> Iterator[Block]:
         """Yield the outcome and the worst threshold, what was checked, and each threshold with its bounds."""
         first, *others = _decided_by(self)
-        yield from (Cell(self.outcome.upper(), f"  {first}"), *others, "", f"run {self.run}")
+        yield from (Verdict(self.outcome.upper(), f"  {first}"), *others, "", f"run {self.run}")
         if self.unpaired is not None:
             paired, (new, old) = fmt.many(self.paired or 0, "document"), self.unpaired
             yield f"baseline {self.baseline}"
@@ -167,7 +166,7 @@ class Check:
             yield from ("", _thresholds_table(self.items))
         yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
-        yield from (Cell("note", f": {note.message}; {note.remedy}") for note in self.notes)
+        yield from (Verdict("note", f": {note.message}; {note.remedy}") for note in self.notes)
         level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
         yield Small(f"bounds: one-sided, lower ones at {level}, upper ones at {level} over all thresholds (Holm).")
         yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: an upper bound is below its threshold.")
@@ -238,7 +237,7 @@ def _thresholds_table(items: Sequence[Item]) -> Table:
     rows = (
         (
             *(short(item.domain), item.measure, fmt.count(item.documents), item.number(item.threshold)),
-            *(item.number(item.value), item.bounds, Cell(item.outcome.upper())),
+            *(item.number(item.value), item.bounds, Verdict(item.outcome.upper())),
         )
         for item in items
     )

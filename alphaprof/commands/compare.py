@@ -13,7 +13,7 @@ import pyarrow as pa
 from alphaprof.costs.speedup import free_draft, speedup
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Outcome, Small, Table, table_of_rows, text_name
+from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows, text_name
 from alphaprof.report.pairing import (
     TextPair,
     common_gammas,
@@ -133,10 +133,10 @@ class Comparison:
         if self.same_text is not None:
             yield _alpha_table(self.differences)
         yield from (
-            Outcome("note", f": {side} is from an interrupted run: its first documents only") for side in self.interrupted
+            Verdict("note", f": {side} is from an interrupted run: its first documents only") for side in self.interrupted
         )
         yield from _tokens_tables(self)
-        yield from (Outcome("note", f": {unlike}") for unlike in self.notes)
+        yield from (Verdict("note", f": {unlike}") for unlike in self.notes)
         kind = "paired" if self.paired else "of two unpaired samples"
         yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
         if self.same_text is not None:

@@ -25,7 +25,7 @@ from alphaprof.profiling.profile import profile_with_models, time_steps_of
 from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.chat import writes_the_date
 from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
-from alphaprof.render.blocks import Block, Outcome, Table
+from alphaprof.render.blocks import Block, Table, Verdict
 from alphaprof.render.format import count, data_size, duration, many, percent, short
 from alphaprof.report.wording import wiring_lines
 from alphaprof.run.manifest import DraftFacts, left_out_remedy
@@ -103,7 +103,7 @@ class DryRun:
         rows, before = [], ""
         for check in self.checks:
             found = check.cause if check.remedy is None else f"{check.cause}\n-> {check.remedy}"
-            level = check.level if check.level == "ok" else Outcome(check.level)
+            level = check.level if check.level == "ok" else Verdict(check.level)
             cells = dict(zip(COLUMNS, (check.subject, level, found), strict=True))
             rows.append(("" if check.name == before else check.name, cells))
             before = check.name

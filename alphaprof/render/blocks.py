@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from alphaprof.render import format as fmt
 
-Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading: text, `fmt.Number` or `Outcome`
+Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading: text, `fmt.Number` or `Verdict`
 
 
 class OfText(Protocol):
@@ -109,12 +109,12 @@ OUTCOMES = {
 }
 
 
-class Outcome(str):
+class Verdict(str):
     """A verdict, an outcome or a note, as a cell or at the beginning of a line: text whose first `word` stands out."""
 
     word: str
 
-    def __new__(cls, word: str, rest: str = "") -> Outcome:
+    def __new__(cls, word: str, rest: str = "") -> Verdict:
         """Return a word of `OUTCOMES`, and what follows it."""
         found = super().__new__(cls, word + rest)
         found.word = word

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Outcome, Small, Table, Verbatim
+from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, Verdict
 from alphaprof.render.format import sentence, short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:$])")
@@ -28,7 +28,7 @@ def escaped_sentence(text: str) -> str:
 
 def signed(text: str) -> str:
     """Return a sentence; an outcome has its sign before it."""
-    sign = f"{SIGNS[text.kind]} " if isinstance(text, Outcome) else ""
+    sign = f"{SIGNS[text.kind]} " if isinstance(text, Verdict) else ""
     return sign + escaped_sentence(text)
 
 

@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Outcome, Small, Table, Verbatim
+from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, Verdict
 
 STYLES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow"}
 NAME_KEPT, NAME_WIDTH = 14, 22  # columns of a table's first column that no other takes, and at most; longer names fold
@@ -59,7 +59,7 @@ def draw(blocks: Iterable[Block], console: Console) -> None:
 def _print_line(line: str, console: Console) -> None:
     """Print a line, which goes on below where it begins; the word of an outcome has its color."""
     text, indent = plain(line.lstrip(" ")), len(line) - len(line.lstrip(" "))
-    if isinstance(line, Outcome):
+    if isinstance(line, Verdict):
         text.stylize(STYLES[line.kind], 0, len(line.word))
     for part in text.wrap(console, max(console.width - indent, 1)):
         part.rstrip()
@@ -94,7 +94,7 @@ class _Column:
 def _cell(cell: str, below: bool) -> Text:
     """Return a cell with its line breaks; an outcome has its color."""
     text = cell.stacked if below and isinstance(cell, fmt.Number) else str(cell)
-    style = STYLES[cell.kind] if isinstance(cell, Outcome) else ""
+    style = STYLES[cell.kind] if isinstance(cell, Verdict) else ""
     return Text("\n".join(map(fmt.visible, text.split("\n"))), style)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Heading, Outcome, Row, Table
+from alphaprof.render.blocks import Block, Heading, Row, Table, Verdict
 from alphaprof.render.json import render_json
 from alphaprof.render.markdown import block_lines, escaped_sentence, signed, table_lines
 from alphaprof.render.terminal import STYLES, draw, plain
@@ -190,7 +190,7 @@ def _domain_lines(table: Table, width: int) -> tuple[list[Text], list[str]]:
         for column in shown:
             cells[column].align("left" if column in (table.named, *table.left) else "right", widths[column])
         for column, cell in row.items():
-            if isinstance(cell, Outcome):
+            if isinstance(cell, Verdict):
                 cells[column].stylize(STYLES[cell.kind])
         lines += [rule] if place == len(table.rows) + 1 else []
         lines.append(Text(" " * gap).join(cells[column] for column in shown))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Outcome, Row, Table, table_by_columns
+from alphaprof.render.blocks import Row, Table, Verdict, table_by_columns
 from alphaprof.report.answer import Answer, DomainAnswer, Note
 from alphaprof.report.build import Report
 from alphaprof.report.sections import ALL, NAMES
@@ -41,7 +41,7 @@ class FirstScreen:
     """The texts of a first screen; names from the data are cut and made visible in them, not escaped."""
 
     run: str
-    verdict: Outcome
+    verdict: Verdict
     about: tuple[str, ...]  # behind the verdict, and below it
     times: str
     table: Table  # a row a domain, and below a line the one draft for all of them
@@ -60,7 +60,7 @@ def first_screen(report: Report) -> FirstScreen:
     load, pays = _load_table(report)
     return FirstScreen(
         run=_what_was_run(report),
-        verdict=Outcome(str(report.answer.verdict)),
+        verdict=Verdict(str(report.answer.verdict)),
         about=tuple(_about(report)),
         times=_times(report),
         table=_domain_table(report),
@@ -188,7 +188,7 @@ def _draft_cells(report: Report, answer: Answer, mark: str = "") -> dict[str, st
         + (MARK if head and not first else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
         f"speedup [{fmt.level(report.confidence)} each]": _speedup_text(answer.speedup, report.traffic.min_speedup),
-        "verdict": Outcome(str(answer.verdict), mark),
+        "verdict": Verdict(str(answer.verdict), mark),
     }
 
 

@@ -16,8 +16,7 @@ from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, tim
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
-from alphaprof.render.blocks import Outcome as Cell
+from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows, text_name
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.run.reader import Run
@@ -220,9 +219,9 @@ def verdict_reason(validation: Validation) -> str:
 def _how_far_off(validation: Validation) -> Iterator[str]:
     """Yield the outcome, the row that is farthest off, and what to do next."""
     if validation.outcome is None:
-        yield Cell("NOT PREDICTED", ": no steps were timed, so there is no speedup to compare with the clock")
+        yield Verdict("NOT PREDICTED", ": no steps were timed, so there is no speedup to compare with the clock")
         return
-    yield Cell(WORDS[validation.outcome], f": {verdict_reason(validation)}")
+    yield Verdict(WORDS[validation.outcome], f": {verdict_reason(validation)}")
     known = [(abs(cell.error.value), cell) for cell in validation.cells if cell.error is not None]
     if known:
         _, worst = max(known, key=lambda pair: pair[0])

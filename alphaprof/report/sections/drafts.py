@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Outcome, Table, table_of
+from alphaprof.render.blocks import Block, Table, Verdict, table_of
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
 from alphaprof.report.wording import alpha_name, figure, formula, judged, of_best
@@ -126,7 +126,7 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
         "gamma": lambda item: str(item.gamma or fmt.NOTHING),
         "tokens/round": of_best(lambda best: fmt.interval(best.tokens_per_round)),
         "speedup": lambda item: fmt.interval(item.speedup, "x"),
-        "verdict": lambda item: Outcome(str(item.verdict)),
+        "verdict": lambda item: Verdict(str(item.verdict)),
         "break-even": of_best(lambda best: fmt.number(best.break_even_length)),
         "iid formula": of_best(
             lambda best: (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Outcome
+from alphaprof.render.blocks import Block, Verdict
 from alphaprof.report.build import RunReport
 from alphaprof.report.wording import on_for
 
@@ -28,7 +28,7 @@ def draw(report: RunReport) -> Iterator[Block]:
     if answer.tokens_per_round is not None:
         yield from _engine_free(report)
         yield ""
-    yield Outcome(str(answer.verdict), f"  for the whole traffic, at least {traffic.min_speedup:g}x wanted")
+    yield Verdict(str(answer.verdict), f"  for the whole traffic, at least {traffic.min_speedup:g}x wanted")
     yield answer.reason
     shares = ", ".join(f"{fmt.short(domain)} {fmt.percent(weight)}" for domain, weight in traffic.weights.items())
     origin = "observed shares of tokens" if traffic.weights_observed else "shares of tokens from the profile"
