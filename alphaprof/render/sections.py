@@ -34,17 +34,6 @@ from alphaprof.stats.estimate import Interval
 ALL = "all"
 
 
-def _figure(report: Report, name: str, heading: str, caption: str, marks: str, word: str) -> Figure:
-    """Return a figure of plotly's, which is slow to import: only the page draws it."""
-
-    def draw() -> Any:
-        from alphaprof.render.html.figures import FIGURES
-
-        return FIGURES[name](report)
-
-    return Figure(name, heading, caption, draw, marks, word)
-
-
 def verdict(report: Report) -> Iterator[Block]:
     """Yield what was measured, the engine-free answer, then the verdict, which needs step times."""
     run, traffic = report.run, report.traffic
@@ -111,15 +100,7 @@ def judged(report: Report) -> Iterator[tuple[str, list[Result]]]:
 
 def drafts(report: Report) -> Iterator[Block]:
     """Yield the results of every draft by domain, and of drafts with a reduced vocabulary how much of a text they have."""
-    yield _figure(
-        report,
-        "acceptance",
-        "Acceptance by domain",
-        "Acceptance (α) is the share of proposed tokens that the target keeps: the further to the right a point, "
-        "the better the draft. If the bars of two drafts overlap, they may be equally good.",
-        "Bars: intervals over documents. Hollow: that rule would write another text.",
-        "alpha",
-    )
+    yield Figure("acceptance")
     for title, results in judged(report):
         every = [result for result in report.results if result.draft == results[0].draft]
         yield _by_domain(title, results, every, wording.alpha_name(report.run, results[0].draft))
@@ -193,18 +174,9 @@ def gammas(report: Report) -> Iterator[Block]:
     """Yield tokens per round and speedup at every gamma, and acceptance by depth if depths differ, under every rule that
     has rounds of its own.
     """
-    yield _gamma_figure(report)
+    yield Figure("gammas")
     yield from _traffic_by_gamma(report)
-    yield _figure(
-        report,
-        "depths",
-        "Acceptance by depth",
-        "The solid line says whether the draft stays right further into a round. The dotted line is the share of rounds "
-        "that were right up to that depth: near 0, a larger γ gains nothing.",
-        f"At the largest γ. Solid: kept share of the drafts reached; dotted: of all rounds. Open: fewer "
-        f"than {wording.FEW} drafts.",
-        "depth",
-    )
+    yield Figure("depths")
     for draft in report.run.drafts:
         mine = [result for result in report.results if result.draft == draft]
         by_depth = report.run.draft_models[draft].by_depth or report.run.imported is not None
@@ -300,31 +272,6 @@ def _what_if_table(
         faster = f" / {speedup}" if speedup else ""
         rows.setdefault(name, {})[str(item.gamma)] = f"{fmt.number(item.tokens_per_round)}{faster}{mark}"
     return table_by_columns(title, list(rows.items()), named=named, below=below, draft=draft)
-
-
-def _gamma_figure(report: Report) -> Figure:
-    shaded = "Shaded: intervals; open point, no shading: too few documents."
-    if not wording.timed(report):
-        return _figure(
-            report,
-            "speedups",
-            "Tokens per round against γ",
-            "Tokens per round are all tokens that one round emits, the target's own included: they grow with γ until the "
-            "draft is rarely right that deep. Decoding is faster if a round costs less than that many plain decode "
-            "steps; step times are needed to tell.",
-            shaded,
-            "tokens",
-        )
-    return _figure(
-        report,
-        "speedups",
-        "Speedup against γ",
-        "How many times faster decoding gets as the draft proposes more tokens per round (γ): a curve rises while further "
-        "tokens are kept, and falls once checking them costs more than they save. Serve with the γ at the peak; below the "
-        "dashed line the draft slows decoding down.",
-        f"{shaded} Dashed: 1x; dotted: the required speedup. Large points: the chosen γ, as judged; others: all documents.",
-        "speedup",
-    )
 
 
 def _by_gamma(title: str, results: Sequence[Result]) -> Iterator[Table]:
@@ -472,15 +419,7 @@ def pays(last: int | None, known: Sequence[int]) -> str:
 
 def context(report: Report) -> Iterator[Block]:
     """Yield acceptance and speedup by length of context, and whether they fall as a text grows."""
-    yield _figure(
-        report,
-        "context",
-        "By length of context",
-        "From left to right the text before a token gets longer. A curve may fall because longer documents differ: the "
-        "lines below the tables say what happens within documents.",
-        "Shaded: intervals over documents. Dashed: 1x.",
-        "speedup" if wording.timed(report) else "tokens",
-    )
+    yield Figure("context")
     columns: dict[str, Callable[[ContextRange], str]] = {
         "docs": lambda item: str(item.documents),
         "alpha": lambda item: fmt.share_with_interval(item.alpha),
@@ -627,16 +566,6 @@ def difficulty(report: Report) -> Iterator[Block]:
     """Yield acceptance by tenths of the target's margin, then of its entropy: of rules with certificates that say something
     what was certified of it, of the verdict's other rules the acceptance alone.
     """
-    yield _figure(
-        report,
-        "difficulty",
-        "Where the draft is right",
-        "From left to right, the target is more certain of its next token. A draft that is low even at the right is a poor "
-        "match for the target; one that is low only at the left is close to the best possible.",
-        "Solid: share of drafts kept, with its interval shaded. Dotted, if the log holds certificates: share "
-        "that the rule could not reject; between them: kept, but not guaranteed.",
-        "margin",
-    )
     nothing = wording.uncertified(report)
     known = report.certificates.certificates if report.certificates else ()
     certain = {(item.draft, item.rule) for item in known if item.draft not in nothing}

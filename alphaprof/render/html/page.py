@@ -1,15 +1,13 @@
-"""One self-contained HTML file from an answer: it opens offline, and nothing in it comes from anywhere else.
+"""One self-contained HTML file from an answer, without a script: it opens offline, prints, and nothing in it comes from
+anywhere else.
 
-Text of the dataset is untrusted. Jinja escapes what goes into the page, `figures.label` what goes into figures, data travel
-as JSON that the page does not execute, and a content security policy lets no other script run than the two of this file.
+Text of the dataset is untrusted: Jinja escapes what goes into the page, and matplotlib writes what goes into figures as plain
+text. A content security policy lets no script run at all.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -17,7 +15,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.errors import ExtraMissing
+from alphaprof.errors import ExtraMissing, OptionInvalid
 from alphaprof.render.blocks import OUTCOMES, Block, Figure, Table, outcome_of
 from alphaprof.render.first_screen import ALONE, LESS, first_screen
 from alphaprof.render.json import PREFIX, plain_values
@@ -29,6 +27,7 @@ from alphaprof.version import __version__, install_line
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from alphaprof.render.html.figures import Drawing
 
 Part = tuple[str, str, Sequence[Block]]  # a section's name, its title if it has a heading, and its blocks
 # What the glossary calls the headings of tables.
@@ -64,19 +63,20 @@ def plain_page(format_name: str, blocks: Sequence[Block]) -> str:
     """Return the page of an answer of a format such as alphaprof-trees. Raises `ExtraMissing` without the packages that
     draw it.
     """
-    _require_html()
+    _require("an HTML page", "jinja2")
     outcome, title = outcome_of(str(blocks[0])) or "answer", format_name.removeprefix(PREFIX)
-    about = {"outcome": outcome, "title": title, "version": __version__}
-    return _page([("answer", "", blocks)], **about, report=None, style=None, terms={})
+    parts: list[Part] = [("answer", "", blocks)]
+    return _page(parts, outcome=outcome, title=title, version=__version__, report=None, colors={}, terms={}, figures={})
 
 
 def render_html(report: Report) -> str:
     """Return the page of a report. Raises `ExtraMissing` if the packages that draw it are missing."""
-    _require_html()
+    _require("the HTML report", "jinja2", "matplotlib")
     from markupsafe import Markup
 
-    from alphaprof.render.html.figures import Style
+    from alphaprof.render.html.figures import FIGURES, draft_color
 
+    drawn = {name: drawing for name, draw in FIGURES.items() if (drawing := draw(report))}
     parts: list[Part] = [(section.name, section.title, list(section.blocks(report))) for section in SECTIONS]
     run = f"Run {report.run.path}, begun {report.run.created}. Rounds as engines run them."
     parts.insert(-1, ("run", "what was run", [run]))  # before the legend
@@ -86,50 +86,52 @@ def render_html(report: Report) -> str:
         title=_title(report.run.target),
         version=report.alphaprof,
         report=report,
-        first_screen=Markup(first_screen_html(report)),  # noqa: S704  it escapes
-        style=Style.of(report),
+        first_screen=Markup(first_screen_html(report, _first_figure(drawn.get("answer")))),  # noqa: S704  it escapes
+        figures={name: (drawing, Markup(drawing.svg())) for name, drawing in drawn.items()},  # noqa: S704  it escapes
+        colors={draft: f"var(--{draft_color(place)})" for place, draft in enumerate(report.run.drafts)},
         unfolded=UNFOLDED,
-        judged={item.rule for item in report.results if item.verdict is not None},
         profile=_pretty(report.run.profile),
         environment=_pretty(report.run.environment),
         terms=TERMS,
     )
 
 
-def _require_html() -> None:
-    """Raise `ExtraMissing` if the plotting library or the template language is not installed."""
-    if missing := [name for name in ("jinja2", "plotly") if find_spec(name) is None]:
-        raise ExtraMissing(f"the HTML report needs {', '.join(missing)}", install_line("html"))
-
-
-def _page(parts: Sequence[Part], **values: Any) -> str:
-    """Return a page of `parts`, without those that have nothing to show: with style and scripts, whose digests its content
-    security policy names, and figures as data that are not executed. Every value is escaped unless it is markup.
+def answer_figure(report: Report) -> Drawing:
+    """Return the figure of the first screen, for a file. Raises `ExtraMissing` without the package that draws it, and
+    `OptionInvalid` if the run has nothing to draw yet.
     """
-    from plotly.offline import get_plotlyjs
+    _require("a figure", "matplotlib")
+    from alphaprof.render.html.figures import answer
 
-    figures = [block for _, _, blocks in parts for block in blocks if isinstance(block, Figure)]
-    drawn = {block.name: figure for block in figures if (figure := block.draw()).data}
+    if (drawing := answer(report)) is None:
+        raise OptionInvalid(
+            "there is nothing to draw: no domain has tokens per round yet",
+            "see alphaprof report RUN, which says why; --out report.md writes it to a file",
+        )
+    return drawing
+
+
+def _first_figure(drawing: Drawing | None) -> str:
+    """Return the figure of the first screen as markup, with its caption."""
+    return f"<figure>{drawing.svg()}<figcaption>{_escaped(drawing.caption)}</figcaption></figure>" if drawing else ""
+
+
+def _require(what: str, *packages: str) -> None:
+    """Raise `ExtraMissing` if a package that draws `what` is not installed."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ExtraMissing(f"{what} needs {' and '.join(missing)}", install_line("html"))
+
+
+def _page(parts: Sequence[Part], figures: Mapping[str, Any], **values: Any) -> str:
+    """Return a page of `parts`, without those that have nothing to show, with its style. Every value is escaped unless it is
+    markup.
+    """
     shown = [
-        (name, title, [block for block in blocks if not isinstance(block, Figure) or block.name in drawn])
+        (name, title, [block for block in blocks if not isinstance(block, Figure) or block.name in figures])
         for name, title, blocks in parts
     ]
-    plotly, script = get_plotlyjs() if drawn else "", resource("page.js")
-    digests = [hashlib.sha256(text.encode()) for text in (plotly, script)]
-    frame = {
-        "data": _embedded({key: figure.to_plotly_json() for key, figure in drawn.items()}),
-        "css": resource("page.css") + resource("first_screen.css"),
-        "script": script,
-        "plotly": base64.b64encode(zlib.compress(plotly.encode(), 9)).decode(),
-        "hashes": " ".join(f"'sha256-{base64.b64encode(digest.digest()).decode()}'" for digest in digests),
-    }
-    return str(_template().render(parts=[part for part in shown if part[2]], figures=drawn, **frame, **values))
-
-
-def _embedded(value: Mapping[str, Any]) -> str:
-    """JSON inside of a script element: nothing in it can end the element or begin another."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    css = "".join(map(resource, ("colors.css", "page.css", "first_screen.css")))
+    return str(_template().render(parts=[part for part in shown if part[2]], figures=figures, css=css, **values))
 
 
 @cache
@@ -166,8 +168,10 @@ def first_screen_fragment(report: Report) -> str:
     return f"<style>{resource('first_screen.css')}</style>\n{first_screen_html(report)}"
 
 
-def first_screen_html(report: Report) -> str:
-    """Return what the terminal's first screen says, in the same order; its style is `first_screen.css`."""
+def first_screen_html(report: Report, figure: str = "") -> str:
+    """Return what the terminal's first screen says, in the same order; its style is `first_screen.css`. `figure`: markup that
+    stands before the table.
+    """
     screen = first_screen(report)
     load = _table_markup(screen.load) + _paragraphs([screen.pays]) if screen.load else ""
     notes = "".join(f"<li>{_escaped(note)}</li>" for note in screen.notes)
@@ -179,6 +183,7 @@ def first_screen_html(report: Report) -> str:
         f"<p>{_escaped(screen.run)}</p>",
         _labelled(_verdict(screen.verdict), _paragraphs(screen.about)),
         _labelled("Times", _paragraphs([screen.times])),
+        figure,
         _table_markup(screen.table, [item.domain for item in report.domains]),
         _paragraphs(screen.table.below),
         _labelled("Load", load),
