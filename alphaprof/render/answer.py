@@ -1,4 +1,4 @@
-"""The answer of a command, and its text in the format that `--format` names."""
+"""The answer of a command in every format: as text for standard output, or as a file by its suffix."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from alphaprof.render.blocks import Block
 from alphaprof.render.json import Published, render_json
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
+EVERY = ("terminal", "md", "html", "json")  # formats of every answer
+SUFFIXES = {".txt": "terminal", ".xml": "junit"} | {f".{form}": form for form in ("md", "html", "json", "csv", "svg", "png")}
 
 
 class Answer(Published, Protocol):
     """What a command answers. Its dataclass fields are its JSON, its blocks its text, the outcome in the first.
 
-    An answer with a further format has a method without arguments that returns the text and is named as `--format` names it,
-    such as `junit` or `csv`; `ReportAnswer` draws its first screen by methods of its own.
+    An answer with a further format has a method without arguments that returns it and is named like it, such as `junit`,
+    `csv` or `png`; `ReportAnswer` draws its first screen by methods of its own.
     """
 
     def blocks(self) -> Iterator[Block]:
@@ -52,3 +54,10 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
     from alphaprof.render.html.page import plain_page  # and with it what a report says
 
     return plain_page(answer.format, list(answer.blocks()))
+
+
+def answer_file(answer: Answer, output: str) -> bytes:
+    """Return an answer as a file in the format `output`, one of `SUFFIXES` that it has."""
+    if output == "png":
+        return bytes(getattr(answer, output)())
+    return answer_text(answer, output, to_file=True).encode("utf-8", "backslashreplace")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from alphaprof.render.blocks import Block, Heading, Row, Table
 from alphaprof.render.first_screen import ALONE, LESS, FirstScreen, first_screen, first_screen_csv
-from alphaprof.render.html.page import render_html
+from alphaprof.render.html.page import answer_figure, render_html
 from alphaprof.render.markdown import SIGNS, block_lines, escaped_sentence, table_lines
 from alphaprof.render.sections import ALL, chosen
 from alphaprof.render.tables import plain
@@ -76,6 +76,16 @@ class ReportAnswer(Report):
     def html(self) -> str:
         """Return one self-contained page. Raises `ExtraMissing` if the packages that draw it are missing."""
         return render_html(self)
+
+    def svg(self) -> str:
+        """Return the figure of the first screen. Raises `ExtraMissing` without the package that draws it, and
+        `OptionInvalid` if there is nothing to draw.
+        """
+        return answer_figure(self).svg(alone=True)
+
+    def png(self) -> bytes:
+        """Return the same figure as PNG."""
+        return answer_figure(self).png()
 
 
 def _folded_sections(report: Report, room: int) -> Iterator[str]:

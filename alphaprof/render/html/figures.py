@@ -1,7 +1,7 @@
 """The figures of a report, by matplotlib: SVG for the page and for pull requests, and PNG. They compute nothing.
 
-Text stays text: it takes the font of the page and can be searched. Colors are those of colors.css: drawn in light, and in SVG
-replaced by its variables, so that a figure is light, dark or printed as its page is.
+Text stays text: it takes the font of the page and can be searched. Colors are those of colors.css: drawn in light, and in
+SVG replaced by its variables, so that a figure is light, dark or printed as its page is.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 from rich.cells import cell_len, set_cell_size
 
 from alphaprof.render.first_screen import ALONE, TOTAL, first_screen
-from alphaprof.render.wording import FEW, alpha_name, by_text, timed
+from alphaprof.render.wording import FEW, by_text, timed
 from alphaprof.report import format as fmt
 from alphaprof.report.build import Report
 from alphaprof.report.verdict import beside
 from alphaprof.stats.estimate import Interval
 
 STYLE = (files("alphaprof.render.html") / "colors.css").read_text(encoding="utf-8")
-COLORS = {name: color for name, color in re.findall(r"--([\w-]+): (#\w{6});", STYLE.split("@media")[0])}
+COLORS: dict[str, str] = dict(re.findall(r"--([\w-]+): (#\w{6});", STYLE.split("@media")[0]))
 NAMES = {color: name for name, color in COLORS.items()}
 INK, DIM, GRID, PAPER = COLORS["ink"], COLORS["dim"], COLORS["line"], COLORS["page"]
 MARKERS = "osD^vPXp"  # of drafts, in their order
@@ -45,8 +44,16 @@ LINE = 15  # units from one line of text to the next
 CELL = 6.9  # units that a letter takes at most; a wide one takes two
 MARGIN = 14  # units around a figure that is a file of its own
 DPI = 200  # pixels of a PNG in 72 units
-LOOK = {"svg.fonttype": "none", "text.parse_math": False, "font.sans-serif": ["DejaVu Sans"], "font.size": 12}
-LOOK |= {"axes.unicode_minus": False, "lines.linewidth": 1.6, "lines.markersize": 6.5, "text.color": INK}
+LOOK: dict[Any, Any] = {
+    "axes.unicode_minus": False,
+    "font.sans-serif": ["DejaVu Sans"],  # which matplotlib brings along, wider than most: text never takes more room
+    "font.size": 12,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 6.5,
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "text.parse_math": False,
+}
 
 
 def draft_color(place: int) -> str:
@@ -67,24 +74,31 @@ class Drawing:
     word: str = ""  # what the glossary calls what it shows
 
     def svg(self, alone: bool = False) -> str:
-        """Return it as SVG, the same for the same report. `alone`: as a file, with heading, caption and colors of its own."""
-        file, unsigned = io.StringIO(), dict[str, Any].fromkeys(("Date", "Creator", "Format", "Type"))
+        """Return it as SVG, equal for equal reports. `alone`: as a file, with heading, caption and colors of its own."""
+        file, unsigned = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with self._painted(alone) as figure:
-            FigureCanvasSVG(figure).print_svg(file, metadata=unsigned)
+            figure.savefig(file, format="svg", metadata=unsigned)
             width, height = (round(72 * inches, 1) for inches in figure.get_size_inches())
         whole = file.getvalue()
         drawn = re.sub(r"<[^>]+>\s*", _on_a_page, whole[whole.index("</defs>") + len("</defs>") :])  # without its style
-        label = escape(fmt.visible(f"{self.heading}: {'; '.join(self.said)}"))
-        names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-        size = f'width="{1.5 * width:g}" height="{1.5 * height:g}" ' if alone else ""
-        head = f'<svg {names} {size}viewBox="0 0 {width:g} {height:g}" preserveAspectRatio="xMinYMin" stroke-linejoin="round" role="img" aria-label="{label}">'
-        return f"{head}{f'<style>{STYLE}</style>' if alone else ''}{drawn}"
+        about = {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "xmlns:xlink": "http://www.w3.org/1999/xlink",
+            **({"width": f"{1.5 * width:g}", "height": f"{1.5 * height:g}"} if alone else {}),
+            "viewBox": f"0 0 {width:g} {height:g}",
+            "preserveAspectRatio": "xMinYMin",
+            "stroke-linejoin": "round",
+            "role": "img",
+            "aria-label": escape(fmt.visible(f"{self.heading}: {'; '.join(self.said)}")),
+        }
+        head = " ".join(f'{name}="{value}"' for name, value in about.items())
+        return f"<svg {head}>{f'<style>{STYLE}</style>' if alone else ''}{drawn}"
 
     def png(self) -> bytes:
         """Return it as PNG in light colors, with heading and caption."""
         file = io.BytesIO()
         with self._painted(alone=True) as figure:
-            FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})
+            figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
         return file.getvalue()
 
     @contextmanager
@@ -106,8 +120,7 @@ class Drawing:
 def _on_a_page(tag: re.Match[str]) -> str:
     """Return a tag of an SVG with the page's colors and font, without a name that other figures of the page have too."""
     text = re.sub(r'<g id="[^"]*"', "<g", tag[0]).replace("'DejaVu Sans', sans-serif", "system-ui, sans-serif")
-    text = re.sub(r"(\.\d\d)\d+", r"\1", re.sub(r' transform="rotate\(-0 [^"]*"', "", text))  # hundredths of a unit are enough
-    text = re.sub(r"\n +", "\n", text)
+    text = re.sub(r'(?<=\.\d\d)\d+| transform="rotate\(-0 [^"]*"|(?<=\n) +', "", text)  # what changes nothing that is seen
     return re.sub(r"#[0-9a-f]{6}\b", lambda found: f"var(--{NAMES[found[0]]})" if found[0] in NAMES else found[0], text)
 
 
@@ -117,9 +130,8 @@ class Sheet:
     def __init__(self, height: float, margin: float, top: float) -> None:
         self.margin, self.top = margin, top
         self.size = WIDTH + 2 * margin, height + top + 2 * margin
-        self.figure = Figure(figsize=(self.size[0] / 72, self.size[1] / 72), dpi=DPI, facecolor="none", edgecolor="none")
-        if margin:
-            self.figure.set_facecolor(PAPER)
+        self.figure = Figure(figsize=(self.size[0] / 72, self.size[1] / 72))
+        self.figure.set_facecolor(PAPER if margin else "none")
 
     def _place(self, x: float, y: float) -> tuple[float, float]:
         return (x + self.margin) / self.size[0], 1 - (y + self.top + self.margin) / self.size[1]
@@ -146,7 +158,7 @@ class Sheet:
             if x and x + size > WIDTH:
                 x, y = 0.0, y + LINE
             across, up = self._place(x + 5, y - 4)
-            self.figure.add_artist(matplotlib.lines.Line2D([across], [up], marker=marker, color=color, linestyle="none"))
+            self.figure.add_artist(Line2D([across], [up], marker=marker, color=color, linestyle="none"))
             self.text(x + 14, y, text)
             x += size + 10
         return y + 8
@@ -160,11 +172,11 @@ def _cut(name: str, cells: int) -> str:
 
 @dataclass(frozen=True)
 class Mark:
-    """A value with its interval; a `bold` one has a thick bar."""
+    """A value with its interval."""
 
     interval: Interval
-    color: str
     marker: str
+    color: str
     filled: bool = True
 
 
@@ -187,7 +199,9 @@ def _rows_height(rows: Sequence[Row]) -> float:
     return sum(LINE + PITCH * len(row.marks) + 6 for row in rows)
 
 
-def _draw_rows(sheet: Sheet, top: float, rows: Sequence[Row], ends: tuple[float, float], unit: str, line: float | None) -> None:
+def _draw_rows(
+    sheet: Sheet, top: float, rows: Sequence[Row], ends: tuple[float, float], unit: str = "", line: float | None = None
+) -> None:
     """Draw rows below each other on one scale from `ends[0]` to `ends[1]`; `line`: a value that a dashed line marks."""
     height = _rows_height(rows)
     axes, above = (sheet.axes(top, height, left=6, width=WIDTH - 12) for _ in range(2))  # below the text, and above it
@@ -242,7 +256,9 @@ def _scale(intervals: Sequence[Interval], *marked: float) -> tuple[float, float]
 
 
 def answer(report: Report) -> Drawing | None:
-    """Draw the best draft of each domain: its speedup (without step times: tokens per round) and bounds; then all traffic."""
+    """Draw the speedup of each domain's best draft with its bounds, then that of all traffic; without step times tokens per
+    round.
+    """
     screen, with_times = first_screen(report), timed(report)
     asked = report.traffic.min_speedup if with_times else None
     answers = [(item.domain, item.best, item.best.verdict != item.adjusted) for item in report.domains]
@@ -258,7 +274,7 @@ def answer(report: Report) -> Drawing | None:
         rows.append(
             Row(
                 domain,
-                [Mark(known, color, marker, best.verdict != "UNDECIDED")] if known else [],
+                [Mark(known, marker, color, best.verdict != "UNDECIDED")] if known else [],
                 str(best.draft) if several and best.draft else "",
                 _bounded(known, asked),
                 best.verdict + (ALONE if alone else ""),
@@ -318,22 +334,22 @@ def acceptance(report: Report) -> Drawing | None:
     rows, said = list[Row](), list[str]()
     for name, results in texts.items():
         values = [(item, item.alpha) for item in results if item.alpha is not None]
-        marks = [Mark(alpha, *reversed(_look(report, item.draft)), item.on_policy and not item.lossy) for item, alpha in values]
+        marks = [Mark(alpha, *_look(report, item.draft), item.on_policy and not item.lossy) for item, alpha in values]
         value = fmt.share_with_interval(results[0].alpha) if len(drafts) == 1 else ""
         rows.append(Row(name, marks, value=value))
         said += [f"{name} {item.draft} {fmt.share_with_interval(alpha)}" for item, alpha in values]
     legend = _legend(report, drafts)
 
     def paint(sheet: Sheet) -> None:
-        _draw_rows(sheet, sheet.legend(legend) if legend else 0, rows, (0, 1), "", None)
+        _draw_rows(sheet, sheet.legend(legend) if legend else 0, rows, (0, 1))
 
-    hollow = any(not mark.filled for row in rows for mark in row.marks)
-    kinds = {alpha_name(report.run, draft) for draft in drafts}
-    caption = "The share of proposed tokens that the target keeps (α): the further to the right, the better the draft. "
-    caption += "If the bars of two drafts overlap, they may be equally good."
-    if "accept@1" in kinds:
+    caption = (
+        "The share of proposed tokens that the target keeps (α): the further to the right, the better the draft. If the "
+        "bars of two drafts overlap, they may be equally good."
+    )
+    if any(report.run.draft_models[draft].by_depth for draft in drafts):
         caption += " Of a draft head: its first drafts alone (accept@1)."
-    if hollow:
+    if not all(mark.filled for row in rows for mark in row.marks):
         caption += " Hollow: the rule would write another text."
     height = _rows_height(rows) + _legend_height(legend) + 20
     return Drawing("acceptance", "Acceptance by domain", caption, said, height, paint, "alpha") if rows else None
@@ -393,14 +409,19 @@ def gammas(report: Report) -> Drawing | None:
             axes.axhline(asked, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
         sheet.text(WIDTH, first + PANEL * (2 if speedups else 1) + 5, "γ, drafted tokens per round", ha="right", color=DIM)
 
-    heading = "Tokens per round and speedup by γ" if speedups else "Tokens per round by γ"
-    caption = "A round emits the accepted drafts and one token of the target: its tokens grow with γ until the draft is rarely "
-    caption += "right that deep. "
+    caption = (
+        "A round emits the accepted drafts and one token of the target: its tokens grow with γ until the draft is rarely "
+        "right that deep. "
+    )
     if speedups:
-        caption += f"Below: decoding gets faster while they grow by more than checking costs. Dashed: the threshold {asked:g}x; "
-        caption += "below the line at 1 the draft slows decoding down. Large: the chosen γ, as judged; shaded: the bounds of "
-        caption += f"{fmt.short(str(report.draft))}."
+        heading = "Tokens per round and speedup by γ"
+        caption += (
+            f"Below: decoding gets faster while they grow by more than checking costs. Dashed: the threshold {asked:g}x; "
+            "under the line at 1 the draft slows decoding down. Large: the chosen γ, as judged; shaded: the bounds of "
+            f"{fmt.short(str(report.draft))}."
+        )
     else:
+        heading = "Tokens per round by γ"
         caption += "Decoding is faster if a round costs less than that many plain decode steps."
     height = first + PANEL * (2 if speedups else 1) + 10
     return Drawing("gammas", heading, caption, said, height, paint, "speedup" if speedups else "tokens") if answers else None
@@ -436,7 +457,8 @@ def depths(report: Report) -> Drawing | None:
             kept = [(depth, share or 0.0) for depth, share in enumerate(last.conditional[: max(len(enough), 1)], 1)]
             curves.append(Curve(item.draft, kept))
             if item.draft == report.draft:
-                curves.append(Curve(item.draft, [(depth, each or 0.0) for depth, each in enumerate(last.marginal, 1)], dotted=True))
+                right = [(depth, share or 0.0) for depth, share in enumerate(last.marginal, 1)]
+                curves.append(Curve(item.draft, right, dotted=True))
             ends = dict((kept[0], kept[-1]))
             said.append(f"{name} {item.draft} {', '.join(f'{share:.2f} at depth {depth}' for depth, share in ends.items())}")
         panels.append((name, curves))
@@ -454,11 +476,15 @@ def depths(report: Report) -> Drawing | None:
             axes = _panel(sheet, report, first + PANEL * row, title, curves, column * (width + 12), width)
             axes.set(ylim=(0, 1), yticks=[0, 0.5, 1])
 
-    caption = "Solid: the share kept of the drafts reached at each depth in the round; a line that falls means that the draft "
-    caption += f"is right at first and wrong later. It ends where fewer than {FEW} drafts were reached."
+    caption = (
+        "Solid: the share kept of the drafts reached at each depth in the round; a line that falls means that the draft is "
+        f"right at first and wrong later. It ends where fewer than {FEW} drafts were reached."
+    )
     if report.draft in drafts:
-        caption += f" Dotted: the share of the rounds of {fmt.short(str(report.draft))} that were right up to there; near 0, a larger "
-        caption += "γ gains nothing."
+        mine = fmt.short(str(report.draft))
+        caption += (
+            f" Dotted: the share of the rounds of {mine} that were right up to there; near 0, a larger γ gains nothing."
+        )
     return Drawing("depths", "Acceptance by depth", caption, said, height, paint, "depth") if panels else None
 
 
@@ -489,13 +515,16 @@ def context(report: Report) -> Drawing | None:
             axes.axhline(1, color=DIM, linewidth=1)
         sheet.text(WIDTH, first + PANEL + 5, "tokens of context", ha="right", color=DIM)
 
-    caption = f"The {what} at the length of the context so far: a curve that falls means that the draft helps less as texts grow."
+    caption = (
+        f"The {what} by tokens of context so far. A curve may fall because longer documents differ: the lines below the "
+        "tables say what happens within documents."
+    )
     if with_times:
-        caption += " Below the line at 1 it slows decoding down. Each length takes its own best γ."
-    if report.draft in {curve.draft for curve in curves}:
+        caption += " Under the line at 1 the draft slows decoding down. Each length takes its own best γ."
+    if any(curve.bounds for curve in curves):
         caption += f" Shaded: the bounds of {fmt.short(str(report.draft))}."
-    name, heading = "context", f"{fmt.sentence(what)} by length of context"
-    return Drawing(name, heading, caption, said, first + PANEL + 10, paint, "speedup" if with_times else "tokens") if curves else None
+    heading, word = f"{fmt.sentence(what)} by length of context", "speedup" if with_times else "tokens"
+    return Drawing("context", heading, caption, said, first + PANEL + 10, paint, word) if curves else None
 
 
 FIGURES = {"answer": answer, "acceptance": acceptance, "gammas": gammas, "depths": depths, "context": context}

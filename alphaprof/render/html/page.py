@@ -1,8 +1,8 @@
 """One self-contained HTML file from an answer, without a script: it opens offline, prints, and nothing in it comes from
 anywhere else.
 
-Text of the dataset is untrusted: Jinja escapes what goes into the page, and matplotlib writes what goes into figures as plain
-text. A content security policy lets no script run at all.
+Text of the dataset is untrusted: Jinja escapes what goes into the page, matplotlib writes what goes into figures as
+plain text, and a content security policy lets no script run at all.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def first_screen_fragment(report: Report) -> str:
 
 
 def first_screen_html(report: Report, figure: str = "") -> str:
-    """Return what the terminal's first screen says, in the same order; its style is `first_screen.css`. `figure`: markup that
-    stands before the table.
+    """Return what the terminal's first screen says, in the same order; its style is `first_screen.css`. `figure`: markup
+    that stands before the table.
     """
     screen = first_screen(report)
     load = _table_markup(screen.load) + _paragraphs([screen.pays]) if screen.load else ""
