@@ -211,7 +211,7 @@ def files_of(*more: str) -> Callable[[list[Path] | None], list[Path] | None]:
         known = [suffix for suffix, form in SUFFIXES.items() if form in (*EVERY, *more)]
         for path in paths or ():
             if _out_place(path) is not None and path.suffix.lower() not in known:
-                why = f"this command writes no {path.suffix} files" if path.suffix else "its suffix would say the format"
+                why = f"this command writes no {path.suffix} files" if path.suffix else "the suffix decides the format"
                 hint = f"end the name in {', '.join(known[:-1])} or {known[-1]}"
                 raise OptionInvalid(f"cannot write {cut(str(path))}: {why}", hint)
         return paths

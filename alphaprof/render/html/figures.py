@@ -300,7 +300,7 @@ def answer(report: Report) -> Drawing | None:
         f"{what}, each with its best draft. Bars: the bounds that decide, each at {level}."
         if with_times
         else f"{what}, each with its best draft; they hold on any engine. Bars: intervals at {level}.",
-        [" ".join(filter(None, (row.name, row.beside, row.value, row.verdict))) for row in rows],
+        [" ".join(filter(None, (fmt.short(row.name), row.beside, row.value, row.verdict))) for row in rows],
         _rows_height(rows) + (LINE if asked is not None else 0) + 20,
         paint,
     )
@@ -435,7 +435,7 @@ def _panel(
 ) -> Axes:
     """Draw curves below a title, and return their axes."""
     sheet.text(left, top + 12, title, weight="bold")
-    axes = sheet.axes(top + LINE + 8, PANEL - LINE - 34, left + 30, width - 36)
+    axes = sheet.axes(top + LINE + 8, PANEL - LINE - 34, left + 30, width - 44)
     _draw_curves(axes, report, curves)
     axes.xaxis.set_major_locator(MaxNLocator(8 if width == WIDTH else 5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
