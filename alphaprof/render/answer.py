@@ -17,7 +17,16 @@ from alphaprof.render.json import Published, render_json
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
 EVERY = ("terminal", "md", "html", "json")  # formats of every answer
-SUFFIXES = {".txt": "terminal", ".xml": "junit"} | {f".{form}": form for form in ("md", "html", "json", "csv", "svg", "png")}
+SUFFIXES = {
+    ".txt": "terminal",
+    ".md": "md",
+    ".html": "html",
+    ".json": "json",
+    ".csv": "csv",
+    ".xml": "junit",
+    ".svg": "svg",
+    ".png": "png",
+}
 
 
 class Answer(Published, Protocol):
