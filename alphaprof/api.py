@@ -87,7 +87,7 @@ class OpenedRun:
 
     def _repr_html_(self) -> str:
         """Return the report's first screen as notebooks show it: without a script, and without an extra."""
-        from alphaprof.render.html.page import first_screen_fragment
+        from alphaprof.report.formats.page import first_screen_fragment
 
         return first_screen_fragment(self.report())
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.run.reader import Run
 from tests.synthetic import Recipe, write_run
 

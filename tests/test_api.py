@@ -63,7 +63,7 @@ def test_totals_documents_and_report(stored: Run) -> None:
 
 def test_a_notebook_shows_the_first_screen_without_an_extra(stored: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     opened = alphaprof.open(stored.path)
     shown, report = opened._repr_html_(), opened.report()
     assert f">{report.answer.verdict}</b>" in shown

@@ -27,7 +27,7 @@ HOMES = {
     "huggingface_hub": ("profiling/models/*",),
     "typer": ("cli/*",),
     "rich": ("render/*", "commands/*", "cli/*"),
-    "plotly": ("render/html/*", "render/blocks.py"),
+    "matplotlib": ("render/html/figures.py",),
     "jinja2": ("render/html/*", "profiling/texts/chat.py"),
     "yaml": ("config/*",),
     "pydantic": ("config/*", "run/training.py", "commands/importing/*", "commands/schema.py", "costs/engine_table.py"),

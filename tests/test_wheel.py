@@ -121,12 +121,13 @@ def test_the_wheel_reports_without_torch(environment: Environment, tmp_path: Pat
 def test_the_wheel_says_which_packages_an_extra_lacks_and_works_with_them(environment: Environment, tmp_path: Path) -> None:
     """No package index has alphaprof: the line must work without one, so it names what the extra needs."""
     write_run(tmp_path / "run", Recipe(drafts={"small": 0.0}))
-    page = ("report", tmp_path / "run", "--format", "html", "--out", tmp_path / "report.html")
-    assert environment.run(*page, code=2)[1].splitlines()[1] == "hint: pip install 'jinja2>=3.1' 'plotly>=6'"
+    page = ("report", tmp_path / "run", "--out", tmp_path / "report.html", "--out", tmp_path / "figure.svg")
+    assert environment.run(*page, code=2)[1].splitlines()[1] == "hint: pip install 'jinja2>=3.1' 'matplotlib>=3.9'"
     lines = environment.run("doctor", HF_HUB_OFFLINE="1")[0].splitlines()
-    assert "extra     html: missing: pip install 'jinja2>=3.1' 'plotly>=6'" in lines
+    assert "extra     html: missing: pip install 'jinja2>=3.1' 'matplotlib>=3.9'" in lines
     assert "problem   torch is not installed: models cannot run here, but reports can" in lines
-    environment.add(linked(tmp_path / "html", ["jinja2", "plotly"]))
+    environment.add(linked(tmp_path / "html", ["jinja2", "matplotlib"]))
     environment.run(*page)
-    assert "plotly" in (tmp_path / "report.html").read_text()
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
     assert "extra     html: complete" in environment.run("doctor", HF_HUB_OFFLINE="1")[0].splitlines()

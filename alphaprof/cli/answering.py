@@ -9,14 +9,17 @@ from typing import Annotated, Literal
 from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
+    FILES,
     DecisiveRule,
     Format,
-    OutFile,
+    OutFiles,
     QuestionChanges,
     RunFolder,
     RunOfDraft,
     Undecided,
+    asked_formats,
     command,
+    files_of,
     how,
     one_line,
     output,
@@ -29,10 +32,32 @@ group = Typer()
 MARGIN = "Allowed loss of tokens per round, as a share: 0.03 is 3%."
 Margin = Annotated[float, Option(metavar="X", min=0, max=1, help=MARGIN)]
 ReportFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "csv"], output("--format", help="terminal, json, md, html or csv.")
+    Literal["terminal", "json", "md", "html", "csv"] | None,
+    output("--format", help="What standard output gets: terminal, json, md, html or csv."),
+]
+ReportFiles = Annotated[
+    list[Path] | None,
+    output(
+        "--out",
+        metavar="FILE",
+        callback=files_of("csv", "svg", "png"),
+        readable=False,
+        help=f"{FILES}: .txt, .md, .html, .json, .csv; .svg, .png: a figure of the domains (repeatable).",
+    ),
 ]
 CheckFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "junit"], output("--format", help="terminal, json, md, html or junit.")
+    Literal["terminal", "json", "md", "html", "junit"] | None,
+    output("--format", help="What standard output gets: terminal, json, md, html or junit."),
+]
+CheckFiles = Annotated[
+    list[Path] | None,
+    output(
+        "--out",
+        metavar="FILE",
+        callback=files_of("junit"),
+        readable=False,
+        help=f"{FILES}: .txt, .md, .html, .json, .xml (JUnit) (repeatable).",
+    ),
 ]
 
 
@@ -43,20 +68,21 @@ def _completed(incomplete: str) -> list[str]:
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
 
 
-def _sections(names: list[str] | None, output: str, out: Path | None) -> tuple[str, ...]:
-    """Return the names of sections. Raises `OptionInvalid` for unknown ones, and for an `output` that cannot show them or
-    does not fit a terminal.
+def _sections(names: list[str] | None, asked: list[tuple[str, Path | None]]) -> tuple[str, ...]:
+    """Return the names of sections. Raises `OptionInvalid` for unknown ones, and for formats that cannot show them or do not
+    fit a terminal.
     """
     from alphaprof.report.sections import known_sections
 
-    if output == "html" and out is None and sys.stdout.isatty():
+    if ("html", None) in asked and sys.stdout.isatty():
+        raise OptionInvalid("the HTML page is markup, not for a terminal", "write it to a file: --out report.html")
+    forms = [form for form, _ in asked]
+    if names and not {"terminal", "md", "json"} & {*forms}:
+        held = {"csv": "has only one table", "svg": "is one figure", "png": "is one figure"}
+        holds = held.get(forms[0], "holds every section")
         raise OptionInvalid(
-            "the HTML page is 2 MB of text, too much for a terminal", "write it to a file: --out report.html"
-        )
-    if names and output not in ("terminal", "md", "json"):
-        holds = "has only one table" if output == "csv" else "holds every section"
-        raise OptionInvalid(
-            f"--show chooses what terminal, md and json hold; {output} {holds}", f"leave out --show or --format {output}"
+            f"--show chooses what terminal, md and json hold; {forms[0]} {holds}",
+            "leave out --show, or ask for one of them",
         )
     return known_sections([each.strip() for name in names or () for each in name.split(",")])
 
@@ -76,13 +102,13 @@ Sections = Annotated[
     group,
     "alphaprof report runs/my",
     "alphaprof report runs/my --show causes,load",
-    "alphaprof report runs/my --format html --out report.html",
+    "alphaprof report runs/my --out report.html --out verdict.svg",
 )
 def report(
     run: RunFolder,
     sections: Sections = None,
-    form: ReportFormat = "terminal",
-    out: OutFile = None,
+    form: ReportFormat = None,
+    out: ReportFiles = None,
     overrides: QuestionChanges = None,
     rules: Annotated[
         list[str] | None,
@@ -95,10 +121,11 @@ def report(
 ) -> None:
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, and what to use for each domain."""
     from alphaprof.report.build import build_report
-    from alphaprof.report.drawn import ReportAnswer
+    from alphaprof.report.formats.text import ReportAnswer
     from alphaprof.run.reader import Run
 
-    shown = _sections(sections, form, out)
+    asked = asked_formats(form, out)
+    shown = _sections(sections, asked)
     opened = Run.open(run)
     if verify:
         opened.verify()
@@ -145,8 +172,8 @@ def check(
         how("--allow-target-change", help="Allow a target other than the baseline's: fine-tuned or quantized."),
     ] = False,
     undecided: Undecided = "pass",
-    form: CheckFormat = "terminal",
-    out: OutFile = None,
+    form: CheckFormat = None,
+    out: CheckFiles = None,
     overrides: QuestionChanges = None,
 ) -> None:
     """Check a run in CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
@@ -175,8 +202,8 @@ def compare(
     gamma: Annotated[
         int | None, Option(metavar="N", min=1, help="Compare tokens per round only at this gamma; default: all.")
     ] = None,
-    form: Format = "terminal",
-    out: OutFile = None,
+    form: Format = None,
+    out: OutFiles = None,
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from typer import Argument, Exit, Option, Typer
 from typer.core import TyperCommand, TyperOption
 
-from alphaprof.errors import DiskFull, cut
+from alphaprof.errors import DiskFull, OptionInvalid, cut
 
 if TYPE_CHECKING:
     from alphaprof.render.answer import Answer
@@ -131,22 +131,44 @@ def print_notes(error: BaseException) -> None:
         print(f"note: {one_line(note)}", file=sys.stderr)
 
 
-def show(answer: Answer, output: str, out: Path | None = None) -> None:
-    """Print an answer in the format `output`, or write it to the file `out`. Raises `DiskFull`."""
-    from alphaprof.render.answer import answer_text
+def asked_formats(form: str | None, out: list[Path] | None) -> list[tuple[str, Path | None]]:
+    """Return each format that is asked for, and its file (None: standard output). A file has the format of its suffix;
+    standard output gets `form` if there are no files, if one of them is -, or if no file has that format.
+    """
+    from alphaprof.render.answer import SUFFIXES
 
-    print_text(answer_text(answer, output, to_file=out is not None), out)
+    files = {path: SUFFIXES[path.suffix.lower()] for path in out or () if str(path) != "-"}
+    asked: list[tuple[str, Path | None]] = [(own, path) for path, own in files.items()]
+    if len(files) < len(out or ()) or not files or form not in (None, *files.values()):
+        asked.append((form or "terminal", None))
+    return asked
+
+
+def show(answer: Answer, form: str | None, out: list[Path] | None = None) -> None:
+    """Write an answer to each file of `out`, and print it as `asked_formats` says. Raises `DiskFull`."""
+    from alphaprof.render.answer import answer_file, answer_text
+
+    for output, path in asked_formats(form, out):
+        if path is None:
+            sys.stdout.write(answer_text(answer, output))
+        else:
+            write_file(answer_file(answer, output), path)
 
 
 def print_text(text: str, path: Path | None) -> None:
-    """Print the answer, or replace a file with it atomically. Raises `DiskFull`."""
+    """Print text, or replace a file with it. Raises `DiskFull`."""
     if path is None:
         sys.stdout.write(text)
-        return
+    else:
+        write_file(text.encode("utf-8", "backslashreplace"), path)
+
+
+def write_file(content: bytes, path: Path) -> None:
+    """Replace a file atomically. Raises `DiskFull`."""
     target = path.resolve()  # keeps a symlink
     temporary = target.with_name(f".alphaprof-{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        temporary.write_bytes(content)
         os.replace(temporary, target)
     except OSError as error:
         raise _unwritable(path, error.strerror) from None
@@ -178,6 +200,25 @@ def _out_place(path: Path | None) -> Path | None:
     return path
 
 
+def files_of(*more: str) -> Callable[[list[Path] | None], list[Path] | None]:
+    """Return a check of an answer's files before hours of work, which raises `DiskFull`, and `OptionInvalid` for a suffix
+    that no format of the answer has. `more`: formats that it has beside those of every answer.
+    """
+
+    def checked(paths: list[Path] | None) -> list[Path] | None:
+        from alphaprof.render.answer import EVERY, SUFFIXES
+
+        known = [suffix for suffix, form in SUFFIXES.items() if form in (*EVERY, *more)]
+        for path in paths or ():
+            if _out_place(path) is not None and path.suffix.lower() not in known:
+                why = f"this command writes no {path.suffix} files" if path.suffix else "the suffix decides the format"
+                hint = f"end the name in {', '.join(known[:-1])} or {known[-1]}"
+                raise OptionInvalid(f"cannot write {cut(str(path))}: {why}", hint)
+        return paths
+
+    return checked
+
+
 # Options of several commands. Not `readable`: our own errors say in two lines what cannot be read.
 RunFolder = Annotated[Path, Argument(metavar="RUN", readable=False, help="Directory of a run.")]
 RunOfDraft = Annotated[str, Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts if it has several.")]
@@ -195,7 +236,10 @@ QuestionChanges = Annotated[
     ),
 ]
 DecisiveRule = Annotated[str | None, Option(help="The acceptance rule; default: the decision's rule.")]
-Format = Annotated[Literal["terminal", "json", "md", "html"], output("--format", help="terminal, json, md or html.")]
+Format = Annotated[
+    Literal["terminal", "json", "md", "html"] | None,
+    output("--format", help="What standard output gets: terminal, json, md or html."),
+]
 Undecided = Annotated[
     Literal["pass", "fail"], how(help="If undecided or too noisy to tell: pass (exit code 0) or fail (11).")
 ]
@@ -203,6 +247,13 @@ SplitWay = Literal["random", "time"]
 SPLIT = how("--split", help="random, or time: hold out the latest requests (data.time of the profile).")
 OutFile = Annotated[
     Path | None, output(callback=_out_place, readable=False, help="Write to this file instead of standard output (-).")
+]
+FILES = "Write to this file, in the format of its suffix"
+OutFiles = Annotated[
+    list[Path] | None,
+    output(
+        "--out", metavar="FILE", callback=files_of(), readable=False, help=f"{FILES}: .txt, .md, .html, .json (repeatable)."
+    ),
 ]
 Resume = Annotated[bool, how("--resume", help="Continue an interrupted --out, or start it.")]
 

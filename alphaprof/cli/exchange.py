@@ -15,6 +15,7 @@ from alphaprof.cli.common import (
     DecisiveRule,
     Format,
     OutFile,
+    OutFiles,
     QuestionChanges,
     RunOfDraft,
     SplitWay,
@@ -200,8 +201,8 @@ def import_prometheus(
         list[str], Argument(metavar="PAGES", help="vLLM's /metrics before and after the traffic, or the server's address.")
     ],
     seconds: Annotated[float, Option(min=1, help="Seconds to poll an address.")] = 60,
-    form: Format = "terminal",
-    out: OutFile = None,
+    form: Format = None,
+    out: OutFiles = None,
 ) -> None:
     """Take a first look at a vLLM server: its load, its step times, and its acceptance if it speculates."""
     from alphaprof.cli.progress import ConsoleProgress

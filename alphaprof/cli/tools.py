@@ -10,12 +10,14 @@ from typing import Annotated, Literal
 from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
+    FILES,
     Format,
-    OutFile,
+    OutFiles,
     ProfileChanges,
     ProfileFile,
     Undecided,
     command,
+    files_of,
     how,
     output,
     print_text,
@@ -26,16 +28,26 @@ from alphaprof.cli.measuring import loaded_profile, require_references, working
 
 group = Typer()
 LatencyFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "csv"],
-    output("--format", help="terminal, json, md, html, or the csv that costs.path reads."),
+    Literal["terminal", "json", "md", "html", "csv"] | None,
+    output("--format", help="What standard output gets: terminal, json, md, html, or the csv that costs.path reads."),
+]
+LatencyFiles = Annotated[
+    list[Path] | None,
+    output(
+        "--out",
+        metavar="FILE",
+        callback=files_of("csv"),
+        readable=False,
+        help=f"{FILES}: .txt, .md, .html, .json, .csv (repeatable).",
+    ),
 ]
 
 
-@command(group, "alphaprof latency my.yaml --format csv --out h100.csv")
+@command(group, "alphaprof latency my.yaml --out h100.csv")
 def latency(
     profile_file: ProfileFile,
-    form: LatencyFormat = "terminal",
-    out: OutFile = None,
+    form: LatencyFormat = None,
+    out: LatencyFiles = None,
     overrides: ProfileChanges = None,
 ) -> None:
     """Time target and draft steps on this machine, by batch size and context. No text is profiled."""
@@ -79,7 +91,7 @@ def validate(
     undecided: Undecided = "pass",
     out: Annotated[Path | None, output(readable=False, help="Keep the prediction's run in this new directory.")] = None,
     overrides: ProfileChanges = None,
-    form: Format = "terminal",
+    form: Format = None,
 ) -> None:
     """Compare predicted speedups with measured ones: decode a few documents speculatively, here or in your vLLM.
 
@@ -145,8 +157,8 @@ def predict(
     batch: Annotated[int, how(help="Sequences decoded at once.")] = 1,
     context: Annotated[int, how(help="Cached tokens per sequence.")] = 1024,
     request_share: RequestShare = 0.0,
-    form: Format = "terminal",
-    out: OutFile = None,
+    form: Format = None,
+    out: OutFiles = None,
 ) -> None:
     """Compute tokens per round, break-even and speedup from an acceptance and a cost, without models."""
     from alphaprof.commands.predict import acceptance_of, build_prediction, cost_asked, gammas_of
@@ -193,7 +205,7 @@ def rules() -> None:
 
 
 @command(group, "alphaprof doctor")
-def doctor(form: Format = "terminal", out: OutFile = None) -> None:
+def doctor(form: Format = None, out: OutFiles = None) -> None:
     """Show versions, devices, and what is missing and how to install it, to paste into a bug report."""
     from alphaprof.commands.doctor import build_doctor
 

@@ -1,4 +1,4 @@
-"""The answer of a command, and its text in the format that `--format` names."""
+"""The answer of a command in every format: as text for standard output, or as a file by its suffix."""
 
 from __future__ import annotations
 
@@ -16,13 +16,24 @@ from alphaprof.render.blocks import Block
 from alphaprof.render.json import Published, render_json
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
+EVERY = ("terminal", "md", "html", "json")  # formats of every answer
+SUFFIXES = {
+    ".txt": "terminal",
+    ".md": "md",
+    ".html": "html",
+    ".json": "json",
+    ".csv": "csv",
+    ".xml": "junit",
+    ".svg": "svg",
+    ".png": "png",
+}
 
 
 class Answer(Protocol):
     """What a command answers. Its dataclass fields are its JSON (`Published`), its blocks its text; the outcome comes first.
 
-    An answer that draws a format by itself has a method without arguments that returns the text and is named as `--format`
-    names it, such as `junit` or `csv`; so has `ReportAnswer` for all of them.
+    An answer that draws a format by itself has a method without arguments that returns it and is named like the format, such
+    as `junit`, `csv` or `png`; so has `ReportAnswer` for all of them.
     """
 
     def blocks(self) -> Iterator[Block]:
@@ -52,3 +63,10 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
     from alphaprof.render.html.page import plain_page  # and with it what a report says
 
     return plain_page(cast(Published, answer).format, list(answer.blocks()))
+
+
+def answer_file(answer: Answer, output: str) -> bytes:
+    """Return an answer as a file in the format `output`, one of `SUFFIXES` that it has."""
+    if output == "png":
+        return bytes(getattr(answer, output)())
+    return answer_text(answer, output, to_file=True).encode("utf-8", "backslashreplace")

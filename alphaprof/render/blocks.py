@@ -76,14 +76,9 @@ class Small:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure on the HTML page, unless it has no data; terminal and Markdown leave it out."""
+    """A figure of `render/html/figures.py` on the HTML page, unless it has no data; terminal and Markdown leave it out."""
 
     name: str
-    heading: str
-    caption: str
-    draw: Callable[[], Any]  # plotly's, which is slow to import
-    marks: str = ""  # what its marks mean
-    word: str = ""  # what the glossary calls what it shows
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from alphaprof.costs.cost_model import Cost
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Figure, text_name
+from alphaprof.render.blocks import text_name
 from alphaprof.report.answer import AtConcurrency, GammaResult, Result, RunFacts
 from alphaprof.report.build import Report, RunReport
 from alphaprof.run.manifest import DraftFacts
@@ -37,17 +37,6 @@ MARKS = {
     "~": "~ lossy: measured per step on the target's text; the rule's own text is not measured",
     FEW_MARK: f"{FEW_MARK} fewer than {FEW} drafts",
 }
-
-
-def figure(report: RunReport, name: str, heading: str, caption: str, marks: str, word: str) -> Figure:
-    """Return a figure, which only the page draws."""
-
-    def draw() -> Any:
-        from alphaprof.render.html.figures import FIGURES
-
-        return FIGURES[name](report)
-
-    return Figure(name, heading, caption, draw, marks, word)
 
 
 def judged(report: RunReport) -> Iterator[tuple[str, list[Result]]]:

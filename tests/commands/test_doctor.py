@@ -67,7 +67,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("profile", []),
         ("gguf", ["transformers<6,>=5.17,>=5.23", "accelerate>=1.10", "gguf>=0.19"]),
-        ("html", ["plotly>=6"]),
+        ("html", ["matplotlib>=3.9"]),
         ("multi-device", ["accelerate>=1.10"]),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_checkout_that_is_not_installed_has_the_same_extras(monkeypatch: pytes
     before = {extra: set(installed.requirements(extra)) for extra in installed.EXTRAS}
     monkeypatch.setattr(installed, "requires", absent)
     assert {extra: set(installed.requirements(extra)) for extra in installed.EXTRAS} == before
-    assert {str(each) for each in installed.requirements("html")} == {"jinja2>=3.1", "plotly>=6"}
+    assert {str(each) for each in installed.requirements("html")} == {"jinja2>=3.1", "matplotlib>=3.9"}
 
 
 def test_every_extra_for_users_is_known() -> None:

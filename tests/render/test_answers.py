@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from alphaprof.cli.app import app
 from alphaprof.commands.doctor import Doctor
 from alphaprof.commands.dry_run import DryRun, Finding, Needs
 from alphaprof.commands.importing.counters import CountedRounds, Counters
@@ -18,6 +20,7 @@ from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.blocks import Table, Verbatim
 from tests.report.test_report_costs import timed
 from tests.reporting import HOSTILE
+from tests.synthetic import Recipe, write_run
 
 NAME = HOSTILE["markup"]
 CHECKS = (
@@ -67,3 +70,35 @@ def test_long_words_fold_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) ->
     text = answer_text(ANSWERS["dry run"](Path()), "terminal")
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("finding and remedy") == 1
+
+
+FILES = {"txt": "terminal", "md": "md", "html": "html", "json": "json"}
+OF_REPORTS = FILES | {"csv": "csv", "svg": "svg", "png": "png"}
+WRITES = (
+    ("report {run}", OF_REPORTS),
+    ("check {run}", FILES | {"xml": "junit"}),
+    ("compare {run}:small {run}:ngram", FILES),
+)
+
+
+@pytest.mark.parametrize(("command", "files"), WRITES)
+def test_the_suffix_of_a_file_decides_its_format(command: str, files: dict[str, str], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(lookups=("ngram",))).path
+    words = command.format(run=run).split()
+    outs = [word for suffix in files for word in ("--out", str(tmp_path / f"answer.{suffix}"))]
+    result = CliRunner().invoke(app, [*words, *outs])
+    assert (result.exit_code, result.stdout) == (0, "")
+    for suffix, form in files.items():
+        content = (tmp_path / f"answer.{suffix}").read_bytes()
+        if form in ("svg", "png"):
+            assert content[:4] == {"svg": b"<svg", "png": b"\x89PNG"}[form]
+        else:
+            printed = CliRunner().invoke(app, [*words, "--format", form])
+            assert content.decode() == printed.stdout
+            assert len(content) > 100
+    again = CliRunner().invoke(app, [*words, "--format", "json", *outs[:2], *outs[6:8]])
+    assert again.stdout == ""  # it is in the file
+    both = CliRunner().invoke(app, [*words, "--format", "md", *outs[6:8]])
+    assert both.stdout == (tmp_path / "answer.md").read_text(encoding="utf-8")
+    dash = CliRunner().invoke(app, [*words, "--out", "-", *outs[6:8]])
+    assert dash.stdout == (tmp_path / "answer.txt").read_text(encoding="utf-8")

@@ -19,8 +19,8 @@ from alphaprof.render import format as fmt
 from alphaprof.render.answer import answer_text
 from alphaprof.report.answer import Note, OnFor
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.report.drawn import ReportAnswer
-from alphaprof.report.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.formats.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.report.sections import verdict
 from alphaprof.run.notes import NOTES
 from alphaprof.run.reader import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def run_of(folder: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], tuple[str, str]]]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[str, str]]:
     """What a command prints about the run with a name, and the message that it ends with."""
     root = tmp_path_factory.mktemp("names")
 
@@ -70,9 +70,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
         message = getattr(found.exception, "message", "") + found.stderr
         return found.stdout.replace(str(root), ""), one_line(message)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plotly.offline.get_plotlyjs", lambda: "window.Plotly = null;")
-        yield told
+    return told
 
 
 @pytest.mark.slow
@@ -113,11 +111,8 @@ def swapped(value: Any, name: str, key: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.models
-def test_a_hostile_dataset_is_profiled_and_reported_like_any_other(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_dataset_is_profiled_and_reported_like_any_other(tiny: Path, tmp_path: Path) -> None:
     """Names and prompts of a dataset, from the file on disk to every output, with what is said on the way."""
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "window.Plotly = null;")
     names = [*NAMES.values(), HOSTILE["long"], "=cmd|' /C calc'!A0"]
     prompts = ["<script>alert(1)</script>\u202e{x} [red] ${y} %s", "a\x00b\x1b[2Jc\r\n\u2028 tab\t"]
     rows = [{"kind": name, "text": f"{prompt} {turn}"} for turn in range(2) for name in names for prompt in prompts]

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: it draws every figure, says nothing on the console, and its buttons work."""
+"""The HTML report in a real browser, without scripts: at three widths, light and dark, and on paper."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from alphaprof.render.html.page import render_html
+from alphaprof.render.html.page import answer_figure, render_html
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
-SECTIONS = ("rules", "context", "difficulty", "documents", "run", "legend")  # some of those that are folded at first
-WINDOW = {"width": 1200, "height": 900}
+FOLDED = ("rules", "context", "times", "run", "legend")  # some of the sections that are folded at first
+HEIGHT = 900
+LONG = {f"{place} {'a long name of a domain ' * 9}"[:200]: Domain(documents=2) for place in range(9)}
+FIVE = {"small": 0.0, "medium": 0.1, "large": 0.2, "a-draft-with-a-long-name-q4_k_m": 0.1, "fifth": 0.15}
 RECIPE = Recipe(
-    domains={"code": Domain(), "chat": Domain(alpha=0.4), HOSTILE["html"]: Domain(), HOSTILE["direction"]: Domain()},
-    drafts={"small": 0.0, "large": 0.2},
+    domains=LONG | {HOSTILE["html"]: Domain(), HOSTILE["direction"]: Domain(), "$x_<b>": Domain()},
+    drafts=FIVE,
     rules=("strict", "additive_0p1"),
-    certificates=True,
 )
 
 
@@ -41,166 +42,138 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[str]]]:
-    """The report of RECIPE, scrolled through once, and what the console has said."""
-    folder = tmp_path_factory.mktemp("page")
-    path = folder / "report.html"
-    path.write_text(render_html(reported(folder, RECIPE)), encoding="utf-8")
-    context = browser.new_context(viewport=WINDOW, offline=True)
-    page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}") or dialog.dismiss())
-    page.goto(path.as_uri())
-    assert [name for name in SECTIONS if page.locator(f"#{name} > details").evaluate("part => part.open")] == []
-    page.evaluate("() => { location.hash = '#context'; }")
-    page.wait_for_function("document.querySelector('#context > details').open")  # a link unfolds its section
-    page.evaluate("document.querySelectorAll('section > details').forEach((part) => { part.open = true; })")
-    scroll_through(page)
-    yield page, said
-    context.close()
-
-
-@pytest.fixture
-def page(opened: tuple[Any, list[str]]) -> Iterator[Any]:
-    """The page as it is first seen; anything on the console fails the test."""
-    found, said = opened
-    found.set_viewport_size(WINDOW)
-    yield found
-    for button in found.locator("#filters button").all():
-        wanted = str(button.inner_text() != "additive_0p1").lower()
-        if button.get_attribute("aria-pressed") != wanted:
-            button.click()
-    assert said == []
-
-
-def drawn(page: Any, figure: str) -> list[dict[str, Any]]:
-    """What the library was given of a figure's traces: what they are about, and whether they are shown."""
-    found = page.evaluate(
-        "name => document.querySelector(`[data-figure=${name}]`).data.map(t => ({...t.meta, shown: t.visible !== false}))",
-        figure,
-    )
-    return list(found)
-
-
-def test_every_figure_is_drawn(page: Any) -> None:
-    names = page.eval_on_selector_all(".plot", "plots => plots.map(plot => plot.dataset.figure)")
-    assert names == ["acceptance", "speedups", "depths", "context", "difficulty"]
-    for name in names:
-        marks = page.eval_on_selector_all(
-            f"[data-figure={name}] .trace path, [data-figure={name}] .trace .point", "all => all.length"
-        )
-        assert marks > 0, name
-    assert page.locator("#verdict .verdict").inner_text() in ("GO", "NO-GO", "UNDECIDED")
-
-
-@pytest.mark.slow
-def test_a_button_hides_a_draft_and_shows_it_again(page: Any) -> None:
-    button = page.get_by_role("button", name="small")
-    assert any(trace["shown"] for trace in drawn(page, "speedups") if trace["draft"] == "small")
-    button.click()
-    assert button.get_attribute("aria-pressed") == "false"
-    for figure in ("acceptance", "speedups", "depths", "context", "difficulty"):
-        traces = drawn(page, figure)
-        assert not any(trace["shown"] for trace in traces if trace["draft"] == "small")
-        assert any(trace["shown"] for trace in traces if trace["draft"] == "large")
-    assert page.locator(".table[data-draft=small]:visible").count() == 0
-    button.click()
-    assert any(trace["shown"] for trace in drawn(page, "speedups") if trace["draft"] == "small")
-    assert page.locator(".table[data-draft=small]:visible").count() > 0
-
-
-@pytest.mark.slow
-def test_panels_that_show_nothing_say_so(page: Any) -> None:
-    """An off-policy or lossy rule has no rounds: no empty axes for it, but a sentence."""
-    note = page.locator("#figure-speedups .empty")
-    assert not note.is_visible()
-    titles = page.locator("[data-figure=speedups] .annotation-text")
-    before = titles.count()
-    page.get_by_role("button", name="additive_0p1").click()
-    page.get_by_role("button", name="strict").click()
-    assert note.is_visible()
-    assert titles.count() == 0
-    page.get_by_role("button", name="strict").click()
-    assert not note.is_visible()
-    assert titles.count() == before > 0
-
-
-@pytest.mark.slow
-def test_hostile_names_stand_there_as_text(page: Any) -> None:
-    assert page.locator("#drafts th", has_text="<script>alert(1)</script>").count() > 0
-    titles = page.eval_on_selector_all("[data-figure=speedups] .annotation-text", "all => all.map(t => t.textContent)")
-    assert "<script>alert(1)</script>" in titles
-
-
-def scroll_through(page: Any) -> None:
-    """Brings every figure into view once, and waits until it is drawn."""
-    for plot in page.locator(".plot").all():
-        plot.scroll_into_view_if_needed()
-        plot.locator(".main-svg").first.wait_for()
-
-
-@pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of a run with twelve domains of long names, in which every other word differs, and five drafts."""
-    folder = tmp_path_factory.mktemp("large")
-    domains = {f"{place} {'a long name of a domain ' * 9}"[:200]: Domain(documents=2) for place in range(12)}
-    drafts = {"small": 0.0, "medium": 0.1, "large": 0.2, "a-draft-with-a-long-name-q4_k_m": 0.1, "fifth": 0.15}
-    path = folder / "report.html"
-    path.write_text(render_html(reported(folder, Recipe(domains=domains, drafts=drafts))), encoding="utf-8")
-    return path.as_uri()
+    """The page of a run with twelve domains, most of them with long names in which every other word differs."""
+    folder = tmp_path_factory.mktemp("page")
+    report = reported(folder, RECIPE)
+    (folder / "report.html").write_text(render_html(report), encoding="utf-8")
+    (folder / "report.svg").write_text(answer_figure(report).svg(alone=True), encoding="utf-8")
+    return (folder / "report.html").as_uri()
 
 
 @pytest.fixture
-def fresh(browser: Any, address: str) -> Iterator[Any]:
-    """That page as it is opened on a dark screen; nothing else than the file may be asked for."""
-    context = browser.new_context(viewport=WINDOW, color_scheme="dark")
-    found, asked = context.new_page(), []
-    found.on("request", lambda request: asked.append(request.url))
-    found.goto(address)
-    yield found
-    context.close()
-    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [address]
+def opened(browser: Any, address: str) -> Iterator[Any]:
+    """How that page is opened, in a window of a width: nothing else than the file may be asked for, and nothing is said."""
+    said, asked, contexts = list[str](), list[str](), list[Any]()
+
+    def at(width: int, scheme: str = "light", scripts: bool = False) -> Any:
+        size = {"width": width, "height": HEIGHT}
+        contexts.append(browser.new_context(viewport=size, color_scheme=scheme, offline=True, java_script_enabled=scripts))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        return page
+
+    yield at
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert {url.split("#")[0] for url in asked if not url.startswith("data:")} == {address}
 
 
-@pytest.mark.slow
-def test_paper_gets_every_figure_whole_and_nothing_to_press(fresh: Any) -> None:
+Box = dict[str, Any]
+
+
+def boxes(within: Any, selector: str) -> list[Box]:
+    """Where the elements of a kind stand that take room, and what is written there."""
+    said = "({...each.getBoundingClientRect().toJSON(), text: each.textContent})"
+    seen = within.locator(selector).evaluate_all(f"all => all.filter(each => each.checkVisibility()).map(each => {said})")
+    return [box for box in seen if box["width"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 800, 400])
+def test_the_page_is_as_wide_as_its_window(opened: Any, width: int, scheme: str) -> None:
+    page = opened(width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for box in boxes(page, "figure, figcaption, h1, h2, .alphaprof-line, nav"):
+        assert box["left"] >= 0
+        assert box["right"] <= width
+
+
+@pytest.mark.parametrize("width", [1280, 800, 400])
+def test_verdict_and_speedups_by_domain_stand_on_the_first_screen(opened: Any, width: int) -> None:
+    page = opened(width)
+    (verdict, *_), (figure, *_) = boxes(page, ".alphaprof-verdict"), boxes(page, "#answer figure svg")
+    assert verdict["bottom"] < figure["top"] < HEIGHT / 2
+    written = [box for box in boxes(page, "#answer figure text") if "x [" in box["text"]]
+    assert len(written) == 13  # twelve domains, and all traffic
+    assert max(box["bottom"] for box in written) < HEIGHT
+    assert min(box["height"] for box in written) > 9  # pixels: it can be read
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_text_of_a_figure_lies_on_another_or_is_cut(opened: Any, width: int) -> None:
+    page = opened(width)
+    page.emulate_media(media="print")  # which unfolds all
+    figures = page.locator("figure svg").all()
+    assert len(figures) >= 4
+    for figure in figures:
+        whole, texts = figure.bounding_box(), boxes(figure, "text")
+        for place, one in enumerate(texts):
+            assert whole["x"] - 1 <= one["left"]
+            assert one["right"] <= whole["x"] + whole["width"] + 1
+            for other in texts[:place]:
+                across = min(one["right"], other["right"]) - max(one["left"], other["left"])
+                down = min(one["bottom"], other["bottom"]) - max(one["top"], other["top"])
+                assert across <= 0.5 or down <= 0.3 * one["height"], (one["text"], other["text"])
+
+
+def test_a_phone_shows_speedup_and_verdict_of_each_domain_in_the_table_too(opened: Any) -> None:
+    page = opened(400)
+    table = page.locator(".alphaprof-screen table").first
+    heads = [head for head in table.locator("thead th").all() if head.is_visible()]
+    assert [head.inner_text() for head in heads] == ["domain", "draft", "γ", "speedup [95% each]", "verdict"]
+    assert boxes(table, "thead th")[-1]["right"] <= 400
+
+
+def test_the_dark_page_is_dark_and_so_are_its_figures(opened: Any) -> None:
+    for scheme, bright in (("light", False), ("dark", True)):
+        page = opened(1280, scheme, scripts=True)
+        ink = "element => getComputedStyle(element).fill.match(/\\d+/g).map(Number)"
+        colors = page.locator("#answer figure text").first.evaluate(ink)
+        assert (sum(colors) > 3 * 128) == bright
+
+
+def test_a_link_unfolds_what_it_leads_to(opened: Any) -> None:
+    page = opened(1280)
+    for name in FOLDED:
+        folded = page.locator(f"details:has(#{name})").first
+        assert folded.get_attribute("open") is None
+        page.locator(f"nav a[href='#{name}']").click()
+        page.locator(f"details[open]:has(#{name})").first.wait_for()
+    page.locator(".what").first.click()
+    page.locator("dt:target").wait_for()
+
+
+def test_names_are_text(opened: Any) -> None:
+    page = opened(1280)
+    assert page.locator("#drafts th", has_text="<script>alert(1)</script>").count() > 0
+    written = [box["text"] for box in boxes(page, "#answer figure text")]
+    assert "$x_<b>" in written
+    assert "<script>alert(" in "".join(written)
+
+
+def test_paper_gets_every_section_whole_and_nothing_to_press(opened: Any) -> None:
     """Letter less the margins of the page: 726 x 966 CSS pixels."""
-    closed = fresh.locator("details:not([open])").count()
-    assert closed > 0
-    before = fresh.locator(".plot").first.bounding_box()["width"]
-    fresh.emulate_media(media="print")
-    fresh.set_viewport_size({"width": 726, "height": 966})
-    fresh.wait_for_function("window.Plotly")
-    fresh.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    for selector in ("#contents", "#filters", ".skip"):
-        assert not fresh.locator(selector).is_visible()
-    assert fresh.locator("details:not([open])").count() == 0
-    for figure in fresh.locator("figure").all():
-        assert figure.locator(".main-svg").count() > 0
-        box, drawing = figure.bounding_box(), figure.locator(".main-svg").first.bounding_box()
-        assert box["height"] < 966
-        assert drawing["x"] + drawing["width"] <= 726
-    assert fresh.evaluate("document.documentElement.scrollWidth") <= 726
-    fresh.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    fresh.emulate_media(media="screen")
-    fresh.set_viewport_size(WINDOW)
-    fresh.wait_for_function(
-        "wide => document.querySelector('.plot .main-svg').getBoundingClientRect().width == wide", arg=before
-    )
-    assert fresh.locator("details:not([open])").count() == closed
+    page = opened(726)
+    assert boxes(page, "#times table") == []
+    page.emulate_media(media="print", color_scheme="dark")
+    for selector in ("#contents", ".what", ".skip"):
+        assert not page.locator(selector).first.is_visible()
+    for name in FOLDED:
+        assert page.locator(f"#{name}").bounding_box()["height"] > 20
+    assert page.evaluate("document.documentElement.scrollWidth") <= 726
+    assert max(box["height"] for box in boxes(page, "figure")) < 966
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-@pytest.mark.slow
-def test_long_names_leave_the_page_as_wide_as_a_phone(fresh: Any) -> None:
-    fresh.set_viewport_size({"width": 400, "height": 800})
-    assert fresh.evaluate("document.documentElement.scrollWidth") <= 400
-
-
-@pytest.mark.slow
-def test_a_phone_shows_speedup_and_verdict_of_each_domain(fresh: Any) -> None:
-    fresh.set_viewport_size({"width": 400, "height": 800})
-    table = fresh.locator(".alphaprof-screen table").first
-    heads = [head.inner_text() for head in table.locator("thead th").all() if head.is_visible()]
-    assert heads == ["domain", "draft", "γ", "speedup [95% each]", "verdict"]
+def test_a_figure_of_its_own_is_drawn_as_on_the_page(browser: Any, address: str) -> None:
+    for scheme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 24, 29)")):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto(address.replace(".html", ".svg"))
+        assert page.locator("text", has_text="$x_<b>").count() == 1
+        assert page.locator("path").first.evaluate("element => getComputedStyle(element).fill") == ground
+        page.close()

@@ -16,7 +16,7 @@ from alphaprof.render.blocks import Table
 from alphaprof.render.markdown import SIGNS, escaped
 from alphaprof.report import drawn
 from alphaprof.report.build import build_report
-from alphaprof.report.first_screen import first_screen
+from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.sections import NAMES
 from alphaprof.run.reader import Run
 from tests.reporting import HOSTILE, as_markdown, reported

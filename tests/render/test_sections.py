@@ -19,7 +19,7 @@ from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.report.build import RunReport
-from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.report.sections import NAMES
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import RunDraft

@@ -15,7 +15,7 @@ import pytest
 
 from alphaprof.config.load import changed_question
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.report.drawn import ReportAnswer
+from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.report.sections import NAMES
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 from tests.reporting import as_first_screen, as_json, as_markdown, as_terminal, codes, every

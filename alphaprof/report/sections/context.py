@@ -16,11 +16,10 @@ import numpy as np
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import FEWEST, Mix, StepTimes, free_draft
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Table
+from alphaprof.render.blocks import Block, Figure, Table
 from alphaprof.report.build import RunReport
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.report.wording import figure, timed
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
 from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
@@ -267,15 +266,7 @@ def _pays_below(ranges: Sequence[ContextRange]) -> Interval | None:
 
 def draw(report: RunReport) -> Iterator[Block]:
     """Yield acceptance and speedup by length of context, and whether they fall as a text grows."""
-    yield figure(
-        report,
-        "context",
-        "By length of context",
-        "From left to right the text before a token gets longer. A curve may fall because longer documents differ: the "
-        "lines below the tables say what happens within documents.",
-        "Shaded: intervals over documents. Dashed: 1x.",
-        "speedup" if timed(report) else "tokens",
-    )
+    yield Figure("context")
     columns: dict[str, Callable[[ContextRange], str]] = {
         "docs": lambda item: str(item.units),
         "alpha": lambda item: fmt.share_with_interval(item.alpha),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Table, Verdict, table_of
+from alphaprof.render.blocks import Block, Figure, Table, Verdict, table_of
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
-from alphaprof.report.wording import alpha_name, figure, formula, judged, of_best
+from alphaprof.report.wording import alpha_name, formula, judged, of_best
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.log_sample import LogPart, shards
@@ -80,15 +80,7 @@ def vocabulary_coverage(part: LogPart, confidence: float) -> tuple[VocabularyCov
 
 def draw(report: RunReport) -> Iterator[Block]:
     """Yield a table of each draft and rule, and one of each reduced vocabulary."""
-    yield figure(
-        report,
-        "acceptance",
-        "Acceptance by domain",
-        "Acceptance (α) is the share of proposed tokens that the target keeps: the further to the right a point, "
-        "the better the draft. If the bars of two drafts overlap, they may be equally good.",
-        "Bars: intervals over documents. Hollow: that rule would write another text.",
-        "alpha",
-    )
+    yield Figure("acceptance")
     for title, results in judged(report):
         every = [result for result in report.results if result.draft == results[0].draft]
         yield _by_domain(title, results, every, alpha_name(report.run, results[0].draft))

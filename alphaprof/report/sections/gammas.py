@@ -13,7 +13,7 @@ from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.stopping import StopResult, StopSurface, stop_surfaces
 from alphaprof.report.traffic import Tried
 from alphaprof.report.verdict import MIDDLE, decoded
-from alphaprof.report.wording import FEW, FEW_MARK, MARKS, figure, timed
+from alphaprof.report.wording import FEW, FEW_MARK, MARKS, timed
 from alphaprof.run.manifest import Hybrid
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.hybrid import with_hybrids
@@ -100,17 +100,9 @@ def draw(report: RunReport) -> Iterator[Block]:
     """Yield tokens per round and speedup at every gamma, what an engine's metrics show there, and acceptance by depth, under
     every rule that has rounds of its own.
     """
-    yield _gamma_figure(report)
+    yield Figure("gammas")
     yield from _traffic_by_gamma(report)
-    yield figure(
-        report,
-        "depths",
-        "Acceptance by depth",
-        "The solid line says whether the draft stays right further into a round. The dotted line is the share of rounds "
-        "that were right up to that depth: near 0, a larger γ gains nothing.",
-        f"At the largest γ. Solid: kept share of the drafts reached; dotted: of all rounds. Open: fewer than {FEW} drafts.",
-        "depth",
-    )
+    yield Figure("depths")
     every = [*report.results, *report.section("rules")]
     for draft in report.run.drafts:
         mine = [result for result in every if result.draft == draft]
@@ -205,31 +197,6 @@ def _what_if_table(
         faster = f" / {speedup}" if speedup else ""
         rows.setdefault(name, {})[str(item.gamma)] = f"{fmt.number(item.tokens_per_round)}{faster}{mark}"
     return table_by_columns(title, list(rows.items()), named=named, below=below, draft=draft)
-
-
-def _gamma_figure(report: RunReport) -> Figure:
-    shaded = "Shaded: intervals; open point, no shading: too few documents."
-    if not timed(report):
-        return figure(
-            report,
-            "speedups",
-            "Tokens per round against γ",
-            "Tokens per round are all tokens that one round emits, the target's own included: they grow with γ until the "
-            "draft is rarely right that deep. Decoding is faster if a round costs less than that many plain decode "
-            "steps; step times are needed to tell.",
-            shaded,
-            "tokens",
-        )
-    return figure(
-        report,
-        "speedups",
-        "Speedup against γ",
-        "How many times faster decoding gets as the draft proposes more tokens per round (γ): a curve rises while further "
-        "tokens are kept, and falls once checking them costs more than they save. Serve with the γ at the peak; below the "
-        "dashed line the draft slows decoding down.",
-        f"{shaded} Dashed: 1x; dotted: the required speedup. Large points: the chosen γ, as judged; others: all documents.",
-        "speedup",
-    )
 
 
 def _by_gamma(title: str, results: Sequence[Result]) -> Iterator[Table]:

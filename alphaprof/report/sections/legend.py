@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
 from alphaprof.render.blocks import Block
+from alphaprof.render.html.page import glossary
 from alphaprof.report.build import RunReport
 
 TITLE = "what the columns, words and marks mean"
 EMPTY = ""
-
-
-@cache
-def glossary() -> dict[str, Any]:
-    """Return the words of the glossary by key, each with its `name` and `meaning`."""
-    return dict(json.loads((files("alphaprof.render.html") / "glossary.json").read_text(encoding="utf-8")))
 
 
 def draw(report: RunReport) -> Iterator[Block]:

@@ -21,7 +21,7 @@ from alphaprof.render.blocks import Block, Table, table_by_columns, table_of, te
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.report.wording import by_kind, figure
+from alphaprof.report.wording import by_kind
 from alphaprof.rules import GREEDY, BoundRule, parse_rule, rules_of
 from alphaprof.run.manifest import Manifest
 from alphaprof.run.reader import Run
@@ -684,16 +684,6 @@ def _tenth_blocks(report: RunReport, target: Target) -> Iterator[Block]:
     """Yield acceptance by tenths of the target's margin, then of its entropy: of rules with certificates that say something
     what was certified of it, of the verdict's other rules the acceptance alone.
     """
-    yield figure(
-        report,
-        "difficulty",
-        "Where the draft is right",
-        "From left to right, the target is more certain of its next token. A draft that is low even at the right is a poor "
-        "match for the target; one that is low only at the left is close to the best possible.",
-        "Solid: share of drafts kept, with its interval shaded. Dotted, if the log holds certificates: share "
-        "that the rule could not reject; between them: kept, but not guaranteed.",
-        "margin",
-    )
     nothing = _uncertified(report, target.certificates)
     known = target.certificates.certificates if target.certificates else ()
     certain = {(item.draft, item.rule) for item in known if item.draft not in nothing}

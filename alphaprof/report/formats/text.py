@@ -15,7 +15,7 @@ from alphaprof.render.json import render_json
 from alphaprof.render.markdown import block_lines, escaped_sentence, signed, table_lines
 from alphaprof.render.terminal import STYLES, draw, plain
 from alphaprof.report.build import RunReport
-from alphaprof.report.first_screen import LESS, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.formats.first_screen import LESS, FirstScreen, first_screen, first_screen_csv
 from alphaprof.report.sections import ALL, NAMES
 
 COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds to it
@@ -77,9 +77,23 @@ class ReportAnswer:
 
     def html(self) -> str:
         """Return one self-contained page. Raises `ExtraMissing` if the packages that draw it are missing."""
-        from alphaprof.render.html.page import render_html
+        from alphaprof.report.formats.page import render_html
 
         return render_html(self.report)
+
+    def svg(self) -> str:
+        """Return the figure of the first screen. Raises `ExtraMissing` without the package that draws it, and
+        `OptionInvalid` if there is nothing to draw.
+        """
+        from alphaprof.report.formats.page import answer_figure
+
+        return answer_figure(self.report).svg(alone=True)
+
+    def png(self) -> bytes:
+        """Return the same figure as PNG."""
+        from alphaprof.report.formats.page import answer_figure
+
+        return answer_figure(self.report).png()
 
 
 def _folded_sections(report: RunReport, room: int) -> Iterator[str]:
