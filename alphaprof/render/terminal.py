@@ -81,13 +81,13 @@ class _Column:
     def of(cls, table: Table, heading: str, cells: Sequence[str], below: bool) -> _Column:
         """`below`: intervals stand below their values."""
         name, wraps = heading == table.named, heading in table.wrapped or heading == table.named
-        texts = tuple(_cell(cell, below) for cell in cells)
-        lines = [line for text in (heading, *(text.plain for text in texts)) for line in text.split("\n")]
+        head, texts = _cell(heading, below), tuple(_cell(cell, below) for cell in cells)
+        lines = [line for text in (head, *texts) for line in text.plain.split("\n")]
         words = [word for line in lines for word in line.split()] if wraps else lines
         widest = NAME_WIDTH if name else sys.maxsize
         word, line = (min(max(map(cell_len, some), default=1), widest) for some in (words, lines))
         left = name or heading in table.left
-        column = Column(heading, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
+        column = Column(head, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
         return cls(column, texts, NAME_KEPT if name else min(word, WORD_KEPT) if wraps else word, line)
 
 
@@ -105,7 +105,7 @@ def _print_table(table: Table, console: Console) -> None:
     rows = [*table.rows, *table.footer]
     columns: list[_Column] = []
     for below in (False, True):
-        columns = [_Column.of(table, table.named, [name for name, _ in rows], below)]
+        columns = [_Column.of(table, table.named, [fmt.visible(name) for name, _ in rows], below)]
         columns += [_Column.of(table, each, [cells.get(each, "") for _, cells in rows], below) for each in table.columns]
         if _width(columns) <= console.width:
             break

@@ -20,7 +20,8 @@ from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.schema import PUBLISHED, json_schema
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.json import Published, render_json
-from alphaprof.report.build import build_report
+from alphaprof.report.build import Failed, RunReport, build_report
+from alphaprof.report.sections import NAMES
 from alphaprof.run.reader import Run, side_of
 from alphaprof.stats.formulas import RoundCost
 from tests.commands import test_validate
@@ -74,6 +75,14 @@ def assert_valid(answer: Published) -> Any:
     return content
 
 
+def assert_report_valid(report: RunReport) -> Any:
+    """With the values of all sections."""
+    for name in NAMES:
+        report.section(name)
+    assert not any(isinstance(value, Failed) for value in report.sections.values())
+    return assert_valid(report)
+
+
 def parts(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The objects that a schema describes, by name; the answer itself under an empty one."""
     return {"": schema} | schema.get("$defs", {})
@@ -100,12 +109,12 @@ def test_a_field_is_described_by_the_comment_behind_it() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_report_of_every_kind_of_run_is_valid(runs: Callable[[str], Run], name: str) -> None:
-    assert_valid(build_report(runs(name)))
+    assert_report_valid(build_report(runs(name)))
 
 
 def test_reports_of_other_questions_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
-    assert_valid(build_report(runs("greedy"), rules=["tree_3"]))
-    assert_valid(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)))
+    assert_report_valid(build_report(runs("greedy"), rules=["tree_3"]))
+    assert_report_valid(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)))
 
 
 def wrong(report: Any) -> dict[str, Any]:
@@ -117,18 +126,18 @@ def wrong(report: Any) -> dict[str, Any]:
         change(found[name])
 
     def gamma(content: Any) -> Any:
-        return content["results"][0]["gammas"][0]
+        return content["sections"]["drafts"]["results"][0]["gammas"][0]
 
     changed("another format", lambda content: content.update(format="alphaprof-check"))
-    changed("a field less", lambda content: content["results"][0].pop("coverage"))
-    changed("another verdict", lambda content: content["traffic"].update(verdict="MAYBE"))
+    changed("a field less", lambda content: content["sections"]["drafts"]["results"][0].pop("coverage"))
+    changed("another verdict", lambda content: content["answer"].update(verdict="MAYBE"))
     changed("not a number", lambda content: gamma(content)["speedup"].update(high="nan"))
-    changed("a null that cannot be", lambda content: content["results"][0].update(documents=None))
+    changed("a null that cannot be", lambda content: content["answer"].update(documents=None))
     return found
 
 
 def test_a_wrong_report_is_not_valid(runs: Callable[[str], Run]) -> None:
-    report = json.loads(render_json(build_report(runs("greedy"))))
+    report = assert_report_valid(build_report(runs("greedy")))
     accepted = [name for name, content in wrong(report).items() if judged("report").is_valid(content)]
     assert accepted == []
 
@@ -152,8 +161,8 @@ def test_rates_are_valid(runs: Callable[[str], Run]) -> None:
 
 def test_infinite_bounds_and_unknown_fields_are_valid(runs: Callable[[str], Run]) -> None:
     """A head that lacks tokens has an infinite divergence; a later version may write more fields."""
-    content = assert_valid(build_report(runs("draft head")))
-    assert "inf" in [item["mean_divergence"] for item in content["certificates"]["certificates"]]
+    content = assert_report_valid(build_report(runs("draft head")))
+    assert "inf" in [item["mean_divergence"] for item in content["sections"]["target"]["certificates"]["certificates"]]
     content["traffic"]["mood"] = "good"
     judged("report").validate(content)
 

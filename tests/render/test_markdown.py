@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.render.blocks import Table
+from alphaprof.render.blocks import OUTCOMES, Table
 from alphaprof.render.markdown import SIGNS, escaped
 from alphaprof.report import drawn
 from alphaprof.report.build import build_report
@@ -54,7 +54,7 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     text = as_markdown(report)
     told = [read(line) for line in text.split("<details>")[0].splitlines()]
     screen, whole, verdict = first_screen(report), report.answer.speedup, report.answer.verdict
-    assert told[0].startswith(f"## {SIGNS[verdict]} {verdict}: small everywhere, 3 speculative tokens: ")
+    assert told[0].startswith(f"## {SIGNS[OUTCOMES[verdict]]} {verdict}: small everywhere, 3 speculative tokens: ")
     assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}] with Hugging Face, threshold 1.1x" in told[0]
     lines = [*screen.about[1:], screen.times, screen.run, *screen.table.below]
     assert [line for line in lines if line not in "\n".join(told)] == []
@@ -69,7 +69,7 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
         assert cell["tokens/round"] == f"{answer.tokens_per_round.value:.2f}"
         ends = f"{answer.speedup.low:.2f}, {answer.speedup.high:.2f}"
         assert cell["speedup [95% each]"] == f"{answer.speedup.value:.2f} [{ends}]"
-        assert cell["verdict"] == f"{SIGNS[answer.verdict]} {answer.verdict}"
+        assert cell["verdict"] == f"{SIGNS[OUTCOMES[answer.verdict]]} {answer.verdict}"
     assert sorted(row[0] for row in rows) == ["all traffic", "a|b <i>", "code"]
     assert rows[-1][0] == "all traffic"
     assert "| a\\|b &lt;i\\> |" in text

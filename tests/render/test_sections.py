@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import html
 import io
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
-from alphaprof.render.tables import NAME_WIDTH, named_table, show
 from rich.console import Console
 
 from alphaprof.commands.check import checked
 from alphaprof.commands.compare import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
+from alphaprof.errors import RunUnreadable
+from alphaprof.render import format as fmt
 from alphaprof.render.answer import Answer, answer_text
+from alphaprof.render.blocks import table_of_rows
+from alphaprof.render.markdown import escaped_sentence
+from alphaprof.render.terminal import NAME_WIDTH, draw
+from alphaprof.report import build
 from alphaprof.report.build import RunReport
 from alphaprof.report.formats.text import ReportAnswer
-from alphaprof.report.sections import NAMES
+from alphaprof.report.sections import NAMES, context, value_types
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import RunDraft
 from alphaprof.stats.formulas import RoundCost
 from tests.commands.test_check import RECIPE as CHECKED
 from tests.commands.test_compare import RECIPE as COMPARED
 from tests.commands.test_validate import compared
+from tests.conftest import Runner
 from tests.report.test_report_costs import timed
 from tests.reporting import as_first_screen, as_terminal, changed, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -100,6 +108,72 @@ def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: RunReport, b
             if empty:
                 assert said.endswith(f"\n{blocks[0]}\n")
                 assert len(str(blocks[0])) > len("nothing to show: ")
+
+
+@pytest.mark.parametrize("step", ["compute", "draw"])
+@pytest.mark.parametrize(
+    ("raised", "lines"),
+    [
+        (
+            ZeroDivisionError("a / 0"),
+            ("ZeroDivisionError('a / 0')", "no answer depends on this section; please report this as a bug"),
+        ),
+        (RunUnreadable("a file is damaged", "write it again"), ("a file is damaged", "write it again")),
+    ],
+    ids=["a bug", "an error"],
+)
+def test_a_section_that_fails_says_so_in_its_place_and_the_answer_stands(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    console_script: Runner,
+    step: str,
+    raised: Exception,
+    lines: tuple[str, str],
+) -> None:
+    """In two lines, beside all other sections; the exit code is 0."""
+    run = write_run(tmp_path / "run").path
+
+    def printed(*arguments: str) -> str:
+        code, output, _ = console_script("report", run, *arguments)
+        assert code == 0
+        return output
+
+    whole = {form: printed("--format", form) for form in ("terminal", "md", "json")}
+
+    def fail(_: RunReport) -> None:
+        raise raised
+
+    monkeypatch.setattr(context, step, fail)
+    monkeypatch.setattr(build, "CAUGHT", (Exception,))
+    error, hint = lines
+    assert printed() == whole["terminal"]
+    assert printed("--show", "context").endswith(f"\ncontext: {context.TITLE}\n\nerror: {error}\nhint: {hint}\n")
+    assert printed("--show", "all").count(f"\nerror: {error}\nhint: {hint}\n") == 1
+    folded, before = printed("--format", "md").split("<details>"), whole["md"].split("<details>")
+    title = f"<summary>{fmt.sentence(context.TITLE)}</summary>"
+    (section,) = [part for part in folded if title in part]
+    assert f"- error: {escaped_sentence(error)}\n- hint: {escaped_sentence(hint)}\n" in section
+    assert [part for part in folded if part != section] == [
+        part for part in whole["md"].split("<details>") if part in folded
+    ]
+    content, before = json.loads(printed("--format", "json")), json.loads(whole["json"])
+    if step == "compute":
+        assert content["sections"].pop("context") == {"error": error, "hint": hint}
+        before["sections"].pop("context")
+    assert content == before
+
+
+def test_json_holds_the_sections_that_were_asked_for(tmp_path: Path, console_script: Runner) -> None:
+    run = write_run(tmp_path / "run", Recipe(rules=("strict", "additive_0p1"))).path
+
+    def held(*arguments: str) -> Any:
+        code, output, _ = console_script("report", run, *arguments, "--format", "json")
+        assert code == 0
+        return json.loads(output)
+
+    every, some = held(), held("--show", "rules,context,load")
+    assert set(every["sections"]) == set(value_types())
+    assert some == every | {"sections": {name: every["sections"][name] for name in ("rules", "context")}}
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +260,11 @@ def test_markdown_and_page_hold_every_number_of_the_terminal(
 
 def test_every_part_of_a_wide_table_says_whose_rows_it_holds() -> None:
     """The columns that tell rows apart are repeated, and those between that do not are not."""
-    table = named_table("draft", "docs", "gamma", "first", "second", "third", left=("docs",))
-    for row in (("small", "8", "1"), ("small", "8", "3"), ("large", "8", "1")):
-        table.add_row(*row, *(f"{column}{row[2]} {'x' * 14}" for column in "abc"))
+    keys = (("small", "8", "1"), ("small", "8", "3"), ("large", "8", "1"))
+    rows = [(*key, *(f"{column}{key[2]} {'x' * 14}" for column in "abc")) for key in keys]
+    table = table_of_rows("title", ("draft", "docs", "gamma", "first", "second", "third"), rows, left=("docs",))
     buffer = io.StringIO()
-    show(table, "title", Console(file=buffer, width=60))
+    draw([table], Console(file=buffer, width=60))
     heads = [line.split() for line in buffer.getvalue().splitlines() if "gamma" in line]
     assert heads == [["draft", "gamma", "docs", "first"], ["draft", "gamma", "second"], ["draft", "gamma", "third"]]
     assert [line.split()[:2] for line in buffer.getvalue().splitlines() if "a3" in line or "c3" in line] == [

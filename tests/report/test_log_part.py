@@ -18,7 +18,7 @@ from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.log_sample import ENOUGH, LogPart
 from tests.loops import each
-from tests.reporting import codes
+from tests.reporting import as_terminal, codes
 from tests.synthetic import Domain, Recipe, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -94,12 +94,15 @@ def test_results_do_not_hang_on_how_much_of_the_log_is_read(reports: tuple[RunRe
 
 
 def test_what_is_told_from_a_part_says_so(reports: tuple[RunReport, RunReport, RunReport]) -> None:
-    """The documents and positions of every such value are those of the part, and a note names the remedy."""
+    """The documents and positions of every such value are those of the part, and its section names the remedy."""
     _, part, whole = reports
     told = part.run.log_documents
     assert told < part.run.documents
-    (warning,) = [warning for warning in part.notes if warning.code == "part_of_log"]
-    assert f"{told} of {part.run.documents} documents" in warning.message
+    said = f"read from the log: {told} of {part.run.documents} documents, in shards spread over it (--whole-log: all)"
+    for name in ("causes", "context", "target", "trees"):
+        assert said in as_terminal(part, 150, name)
+        assert "read from the log" not in as_terminal(whole, 150, name)
+    assert "read from the log" not in as_terminal(part, 150, "drafts")
     assert len(part.section("causes")) == len(whole.section("causes")) > 0
     for mine, other in zip(part.section("causes"), whole.section("causes"), strict=True):
         assert mine.documents <= other.documents

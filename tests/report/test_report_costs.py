@@ -24,6 +24,7 @@ from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import NOTHING, round_costs
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
+from alphaprof.render.format import percent
 from alphaprof.report.answer import GammaResult
 from alphaprof.report.build import RunReport, build_report
 from alphaprof.run.manifest import CostsAsked, Environment
@@ -302,8 +303,7 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
     assert "above gamma 2 there is no speedup" in note.message
     assert "target, verify, 5 tokens, batch 1" in note.remedy
     table.write_text(table.read_text() + "huge,draft,1,1,8,1\n")
-    (note,) = [each for each in decided().notes if each.code == "other_rows"]
-    assert "rows of huge, which this run does not have" in note.message
+    assert "rows of huge, which this run does not have" in as_terminal(decided(), 120, "times")
     fixed = decided(draft="small", gamma=2)
     assert (fixed.answer.gamma, fixed.traffic.chosen) == (2, False)
     assert fixed.answer.speedup is not None
@@ -322,8 +322,9 @@ def test_a_context_outside_takes_the_nearest_and_a_note_says_so(tmp_path: Path) 
 def test_prompts_longer_than_any_that_was_timed_are_told(tmp_path: Path) -> None:
     short = [row | {"tokens": row["tokens"] // 500 + 1} if row["step"] == "prefill" else row for row in rows()]
     report = build_report(timed(tmp_path / "run", short))
-    assert "beyond_prefill" in codes(report)
     assert 0 < (report.times.beyond_prefill or 0) <= 1
+    share = percent(report.times.beyond_prefill)
+    assert f"{share} of the prompts are longer than the longest timed prefill" in as_terminal(report, 120, "requests")
     without = build_report(timed(tmp_path / "none", [row for row in rows() if row["step"] != "prefill"]))
     assert at(without, "code", "small", 3).request_speedup is None
     assert without.times.beyond_prefill is None

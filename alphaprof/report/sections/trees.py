@@ -313,7 +313,8 @@ def _numbers(tree: StaticTree, by_depth: bool) -> dict[str, str]:
     if not by_depth:
         cells["iid ranks"] = fmt.number(tree.iid_tokens_per_round)
     if len(tree.by_domain) > 1:
-        cells |= {fmt.short(domain): fmt.number(value.value if value else None) for domain, value in tree.by_domain.items()}
+        tokens = {domain: value.value if value else None for domain, value in tree.by_domain.items()}
+        cells |= {fmt.visible(fmt.short(domain)): fmt.number(value) for domain, value in tokens.items()}
     return cells
 
 
