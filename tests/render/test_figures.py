@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 
 from alphaprof.errors import ExtraMissing, OptionInvalid
 from alphaprof.render import format as fmt
-from alphaprof.render.html.page import answer_figure, render_html
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.formats.figures import COLORS, FIGURES, MARKERS, STYLE, Drawing, answer
+from alphaprof.report.formats.page import answer_figure, render_html
 from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
@@ -88,8 +88,8 @@ def curves(axes: Axes) -> list[list[tuple[float, float]]]:
 def test_the_first_figure_shows_each_domain_with_the_bounds_that_decide(reports: Reports, name: str) -> None:
     report = reports(name)
     timed = name != "no step times"
-    total = [item for item in report.drafts if item.draft == report.draft]
-    answers = [item.best for item in report.domains] + total
+    total = [item.answer for item in report.drafts if item.answer.draft == report.answer.draft]
+    answers = [item.answer for item in report.domains] + total
     values = [item.speedup if timed else item.tokens_per_round for item in answers]
     known = [value for value in values if value is not None]
     drawing = answer(report)
@@ -101,16 +101,16 @@ def test_the_first_figure_shows_each_domain_with_the_bounds_that_decide(reports:
     dashed = [line.get_xdata()[0] for line in behind.lines if line.get_linestyle() == "--"]
     assert dashed == ([report.traffic.min_speedup] if timed else [])
     for item, said in zip(report.domains, drawing.said, strict=False):
-        assert said.startswith(item.domain)
-        assert item.best.verdict in said
-    assert drawing.heading.startswith(f"{report.verdict}: ")
+        assert said.startswith(item.answer.domain)
+        assert item.answer.verdict in said
+    assert drawing.heading.startswith(f"{report.answer.verdict}: ")
 
 
 def test_an_end_that_is_far_off_or_infinite_is_an_arrow(reports: Reports) -> None:
     report = reports("two drafts")
     first, *others = report.domains
-    best = dataclasses.replace(first.best, speedup=Interval(1.3, 1.2, math.inf))
-    odd = dataclasses.replace(report, domains=(dataclasses.replace(first, best=best), *others))
+    best = dataclasses.replace(first.answer, speedup=Interval(1.3, 1.2, math.inf))
+    odd = dataclasses.replace(report, domains=(dataclasses.replace(first, answer=best), *others))
     _, front = drawn(answer(odd))
     assert [line.get_xdata()[0] for line in front.lines if line.get_marker() == ">"] == [front.get_xlim()[1]]
     assert all(math.isfinite(end) for bar in bars(front) for end in bar)
@@ -155,14 +155,16 @@ def test_depths_end_where_few_drafts_were_reached(reports: Reports, name: str) -
                 [depth for depth in range(1, 5) if all(reached >= 20 for reached in last.reached[:depth])], default=1
             )
             expected.append(list(enumerate(last.conditional, 1))[:enough])
-            expected += [list(enumerate(last.marginal, 1))] if item.draft == report.draft else []
+            expected += [list(enumerate(last.marginal, 1))] if item.draft == report.answer.draft else []
         assert curves(axes) == expected
 
 
 def test_the_context_axis_shows_every_range(reports: Reports) -> None:
     report = reports("contexts")
     (axes,) = drawn(FIGURES["context"](report))
-    ranges = [[(item.context, item.speedup.value) for item in axis.ranges if item.speedup] for axis in report.context]
+    ranges = [
+        [(item.context, item.speedup.value) for item in axis.ranges if item.speedup] for axis in report.section("context")
+    ]
     assert curves(axes) == ranges
     assert min(map(len, ranges)) > 2
 
@@ -251,7 +253,7 @@ def test_only_pages_and_figures_import_matplotlib_and_never_its_windows(tmp_path
 def test_a_figure_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = interrupted(write_run(tmp_path / "run"), tmp_path / "killed", 0)
     with pytest.raises(OptionInvalid, match="nothing to draw"):
-        ReportAnswer.of(build_report(Run.open(killed.path))).svg()
+        ReportAnswer(build_report(Run.open(killed.path))).svg()
     monkeypatch.setattr("alphaprof.render.html.page.find_spec", lambda name: None)
     with pytest.raises(ExtraMissing, match="a figure needs matplotlib"):
-        ReportAnswer.of(build_report(Run.open(tmp_path / "run"))).png()
+        ReportAnswer(build_report(Run.open(tmp_path / "run"))).png()

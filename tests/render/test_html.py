@@ -12,14 +12,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from alphaprof.render.sections import SECTIONS
 
 from alphaprof.errors import ExtraMissing
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Figure
+from alphaprof.render.blocks import Figure, Small, Table
+from alphaprof.render.html.page import plain_page
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.formats.first_screen import first_screen
-from alphaprof.report.formats.page import first_screen_fragment, plain_page, render_html
+from alphaprof.report.formats.page import first_screen_fragment, render_html
+from alphaprof.report.sections import NAMES
 from tests.loops import each
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -100,15 +101,15 @@ def test_the_page_holds_all_that_a_section_prints_and_no_table_twice(pages: Page
     assert len(set(titles)) == len(titles)
     rows = ["".join(row.split()) for row in page.by_element["tr"]]
     everything = "".join(page.text.split())
-    blocks = [block for section in SECTIONS if section.name != "legend" and not section.is_empty(report)
-              for block in section.blocks(report)]  # fmt: skip
+    drawn = [report.drawn(section) for section in NAMES if section not in ("legend", "trees")]
+    blocks = [block for _, blocks, empty in drawn if not empty for block in blocks]
     assert len(blocks) > 5
     for block in blocks:
         if isinstance(block, Figure):
             continue
-        texts = [block] if isinstance(block, str) else block.below
+        texts = [block] if isinstance(block, str) else [block.text] if isinstance(block, Small) else block.below
         assert all("".join(fmt.visible(text.strip()).split()) in everything for text in texts)
-        if isinstance(block, str):
+        if not isinstance(block, Table):
             continue
         assert fmt.visible(fmt.sentence(block.title)) in titles
         lines = [(block.named, {column: column for column in block.columns}), *block.rows, *block.footer]
@@ -138,7 +139,7 @@ def test_the_first_screen_stands_by_itself_and_says_what_the_terminal_says(pages
     selectors = re.findall(r"^[^{\n]+", text.split("</style>")[0].removeprefix("<style>"), re.MULTILINE)
     assert all(selector.startswith((".alphaprof-", "@media")) for selector in selectors)
     verdicts = [about["class"] for tag, about in fragment.elements if tag == "b"]
-    assert verdicts[0] == f"alphaprof-verdict {report.verdict.lower()}"
+    assert verdicts[0] == f"alphaprof-verdict {report.answer.verdict.lower()}"
     assert len(verdicts) == 1 + len(report.domains) + bool(screen.table.footer)
 
 
@@ -148,8 +149,9 @@ def test_a_report_of_a_run_without_its_position_log_says_what_is_missing(tmp_pat
     shutil.rmtree(run.path / "positions")
     report = build_report(run)
     assert report.results == whole.results
-    assert (report.difficulty, report.causes, report.certificates, report.predictability) == ((), (), None, ())
-    assert "no_log" in {note.code for note in report.notes}
+    target = report.section("target")
+    assert (target.tenths, report.section("causes"), target.certificates, target.texts) == ((), (), None, ())
+    assert report.drawn("causes")[2]
     assert "no position log" in Page(render_html(report)).text
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alphaprof.render.html.page import answer_figure, render_html
+from alphaprof.report.formats.page import answer_figure, render_html
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from alphaprof.render.html.page import render_html
 from alphaprof.report.build import RunReport
+from alphaprof.report.formats.page import render_html
 from alphaprof.run.manifest import Trained, Trial
 from alphaprof.run.reader import Run
 from tests.reporting import as_json, as_markdown, as_terminal, codes, only, reported

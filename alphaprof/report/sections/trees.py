@@ -300,6 +300,12 @@ def draw(report: RunReport) -> Iterator[Block]:
             )
             title = f"draft {item.draft}: tokens per round of the best tree by nodes; {documents}"
             yield table_by_columns(title, rows, named="nodes", left=("by depth",))
+        if item.trees and len(item.trees[0].by_domain) > 1:
+            rows = []
+            for domain in item.trees[0].by_domain:
+                tokens = {str(tree.nodes): tree.by_domain[domain] for tree in item.trees}
+                rows.append((fmt.short(domain), {nodes: fmt.interval(value) for nodes, value in tokens.items()}))
+            yield table_by_columns(f"draft {item.draft}: tokens per round of these trees by domain", rows)
     if found:
         yield Small("iid ranks: tokens/round if ranks were independent. certain: KL(p||q) leaves no other possibility.")
 
@@ -312,9 +318,6 @@ def _numbers(tree: StaticTree, by_depth: bool) -> dict[str, str]:
     }
     if not by_depth:
         cells["iid ranks"] = fmt.number(tree.iid_tokens_per_round)
-    if len(tree.by_domain) > 1:
-        tokens = {domain: value.value if value else None for domain, value in tree.by_domain.items()}
-        cells |= {fmt.visible(fmt.short(domain)): fmt.number(value) for domain, value in tokens.items()}
     return cells
 
 
