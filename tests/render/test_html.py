@@ -22,7 +22,7 @@ from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.formats.page import first_screen_fragment, render_html
 from alphaprof.report.sections import NAMES
 from tests.loops import each
-from tests.reporting import HOSTILE, reported
+from tests.reporting import HOSTILE, as_terminal, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
@@ -152,7 +152,7 @@ def test_a_report_of_a_run_without_its_position_log_says_what_is_missing(tmp_pat
     target = report.section("target")
     assert (target.tenths, report.section("causes"), target.certificates, target.texts) == ((), (), None, ())
     assert report.drawn("causes")[2]
-    assert "no position log" in Page(render_html(report)).text
+    assert "it needs the position log" in as_terminal(report, 100, "causes")
 
 
 @each("name", RECIPES)
