@@ -24,7 +24,6 @@ from alphaprof.cli.common import (
     one_line,
     output,
     show,
-    without_pandas,
 )
 from alphaprof.errors import OptionInvalid
 
@@ -135,8 +134,7 @@ def report(
 
         config = changed_question(opened.manifest.config, overrides) if overrides else None
         ids = known_rules(rules) if rules else None
-    with without_pandas():
-        show(ReportAnswer(build_report(opened, config, ids, whole_log), shown), form, out)
+    show(ReportAnswer(build_report(opened, config, ids, whole_log), shown), form, out)
 
 
 @command(

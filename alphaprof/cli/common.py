@@ -28,6 +28,9 @@ PANELS = (SERVED, ASKED, HOW, OUTPUT)  # of options in `--help`, from top to bot
 how, output, served = (partial(Option, rich_help_panel=panel) for panel in (HOW, OUTPUT, SERVED))
 
 
+FROM_RUNS = ("report", "check", "compare", "export", "merge")  # commands that load no model and no data
+
+
 class Command(TyperCommand):
     """A command whose `--help` groups its options in panels."""
 
@@ -38,6 +41,11 @@ class Command(TyperCommand):
                 option.rich_help_panel = option.rich_help_panel or ASKED
                 option.metavar = "" if option.is_flag else option.metavar
         self.params.sort(key=lambda param: PANELS.index(getattr(param, "rich_help_panel", None) or ASKED))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; without pandas if it answers from runs."""
+        with without_pandas() if self.name in FROM_RUNS else contextlib.nullcontext():
+            return super().invoke(ctx)
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option `--help`, which is in the last panel."""
