@@ -23,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config.load import stored_profile
 from alphaprof.config.options import MeasuredCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.config.part import WHOLE, Part
 from alphaprof.config.profile import ProfileOptions
@@ -463,14 +462,14 @@ def goes_on(
 
 def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
     """Return the options with the target's dtype of a run that was made already, if they leave it to auto."""
-    return with_dtype(options, manifest.profile.dtype)
+    return with_dtype(options, manifest.profile.target.dtype)
 
 
 def _require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ. A run is not
     extended by another limit: documents that are added until the verdict is good make it wrong too often.
     """
-    before = stored_profile(earlier.manifest.config).model_dump(mode="json")  # with the options that came later
+    before = earlier.manifest.profile.model_dump(mode="json")
     asked = options.model_dump(mode="json")
     if str(part) != earlier.manifest.part:
         problem = f"{earlier.path} is part {earlier.manifest.part} of the documents, not {part}"
@@ -498,7 +497,7 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
     that wrote what a step has so far; the profile may allow that it does not. `mine`: what a run of that process would begin
     with; `moved`: nothing is scored yet, and may be elsewhere than the run began.
     """
-    before, mixed = run.manifest, mine.profile.mixed_devices
+    before, mixed = run.manifest, mine.profile.execution.mixed_devices
     texts = before.texts_environment or before.environment
     known = ([] if moved else [before.environment]) + ([texts] if run.journal["texts"] and run.lacking("texts") else [])
     if not mixed and (found := [word for each in known for word in differences(each, mine.environment)]):

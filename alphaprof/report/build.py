@@ -30,7 +30,6 @@ from alphaprof.report.sections.vocabulary import VocabularyCoverage, vocabulary_
 from alphaprof.report.traffic import Judged, Parts, judge_parts, judge_traffic
 from alphaprof.report.verdict import Evidence, Question, VerdictName
 from alphaprof.report.warnings import report_warnings, timing_notes
-from alphaprof.run.manifest import StoredProfile
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.documents import Documents, mean_context
@@ -86,7 +85,7 @@ def build_report(
     beside those of the verdict (None: the profile's); `whole_log`: parts that read the position log read all of it;
     `surfaces`: speedups at every p_min are worked out, a quarter of a small report's time.
     """
-    profile = StoredProfile.of(config) if config else run.manifest.profile
+    profile = dataclasses.replace(run.manifest, config=dict(config)).profile if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, profile))
     question, documents = inputs.question, inputs.documents
     shown = list(dict.fromkeys([*inputs.deciding, *(rules or run.rules)]))

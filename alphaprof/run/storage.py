@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
+from alphaprof.config.paths import SCHEMES
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, RunExists, RunUnreadable, require_utf8, shown
 
 Content: TypeAlias = bytes | memoryview | pa.Buffer
@@ -283,6 +284,7 @@ class LocalStorage(Storage):
 
     def make(self) -> bool:
         """Make the folder, with those above it. Raises `DiskFull`."""
+        self.require_writable()
         with writing(self.path):
             missing = not os.path.isdir(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
@@ -593,7 +595,6 @@ def _filesystem(scheme: str, allow_delayed_open: bool = True) -> Any:
 
 # Addresses.
 
-SCHEMES = tuple(KEYS)
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}|az):/(?!/)")  # what pathlib makes of a URI
 BUCKET, FOLDERS = r"[A-Za-z0-9][A-Za-z0-9._-]*", r"[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*"
@@ -623,8 +624,3 @@ def storage_of(where: str | Path) -> Storage:
 def address_of(storage: Storage) -> str:
     """Return how a process in another directory names the run's storage."""
     return str(storage.path.absolute()) if isinstance(storage, LocalStorage) else storage.shown
-
-
-def is_remote(where: str) -> bool:
-    """Return whether an address names something in an object store."""
-    return where.lower().startswith(tuple(f"{scheme}://" for scheme in SCHEMES))

@@ -20,7 +20,7 @@ from alphaprof.errors import RunDamaged, RunMismatch
 from alphaprof.run.journal import STEPS, Journal, Record
 from alphaprof.run.manifest import DOCUMENTS, MANIFEST, File, Manifest, Shard, part_name, read_manifest
 from alphaprof.run.parquet import table_content, totals_content
-from alphaprof.run.place import clear, require_new
+from alphaprof.run.place import clear, require_free
 from alphaprof.run.reader import AFRESH, AGAIN_BY_RESUME, Run
 from alphaprof.run.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROMPT_COLUMNS, Column
 from alphaprof.run.storage import Owner, Storage, storage_of
@@ -50,14 +50,13 @@ class RunWriter(Run):
         `Storage.owned`. Raises `RunExists`, `RunUnreadable` and `DiskFull`.
         """
         storage = storage_of(where) if isinstance(where, (Path, str)) else where
-        require_new(storage, hint, resume)
         made = storage.make()
         try:
             with storage.owned(take_over) as owner:
                 storage.remove_temporary()
-                going = resume and storage.has(MANIFEST)
+                require_free(storage, hint, resume)
+                going = storage.has(MANIFEST)
                 if not going:
-                    require_new(storage, hint)  # once more: nobody else writes from here on
                     clear(storage)
                 run = cls(storage, read_manifest(storage) if going else None, owner)
                 if going:  # what cannot be read counts as not recorded: it is done again

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
+from alphaprof.config.hardware import ACCELERATORS, Accelerator
+from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import roofline_ms, roofline_rows, shape_of
 from alphaprof.costs.roofline import (
-    ACCELERATORS,
-    Accelerator,
     Efficiency,
     Load,
     ModelShape,
@@ -27,7 +27,6 @@ from alphaprof.costs.roofline import (
 )
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
-from alphaprof.run.manifest import CostsAsked
 from tests.loops import each
 from tests.synthetic import facts
 
@@ -216,7 +215,7 @@ ENDS = [(Load(4, batch, 1024), PUBLISHED[batch]) for batch in (1, 256)]
 
 
 def test_the_usual_efficiencies_give_published_ratios() -> None:
-    shape, usual = ModelShape.from_config(LLAMA), CostsAsked("roofline", accelerator="h100-sxm")
+    shape, usual = ModelShape.from_config(LLAMA), RooflineCosts(source="roofline", accelerator="h100-sxm")
     efficiency = Efficiency(usual.memory_efficiency, usual.compute_efficiency)
     for batch, ratio in PUBLISHED.items():
         verify, decode = (step_ms(shape, H100, efficiency, tokens, batch, 1024) for tokens in (4, 1))
@@ -251,10 +250,10 @@ def test_what_a_draft_takes_of_the_targets_memory_by_hand() -> None:
 
 TARGET, SMALL = ModelShape.from_config(LLAMA), ModelShape.from_config(QWEN3)
 DRAFTS = {"small": SMALL, "ngram": None}
-PLAIN = CostsAsked("roofline", accelerator="h100-sxm")
+PLAIN = RooflineCosts(source="roofline", accelerator="h100-sxm")
 
 
-def rows(setting: CostsAsked = PLAIN, gamma: int = 2) -> dict[tuple[str, str, int, int, int], StepRow]:
+def rows(setting: RooflineCosts = PLAIN, gamma: int = 2) -> dict[tuple[str, str, int, int, int], StepRow]:
     found = roofline_rows(TARGET, DRAFTS, setting, gamma, (1, 8), (0, 1024), (128, 512))
     keyed = {(row.model, row.step, row.tokens, row.batch, row.context): row for row in found}
     assert len(keyed) == len(found)
@@ -272,7 +271,7 @@ def test_every_step_that_a_table_needs_is_there() -> None:
 def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later_one() -> None:
     """Which goes without the parameters of the first, and alone has the overhead of a draft's step."""
     shape = dataclasses.replace(SMALL, first_parameters=1e8)
-    setting = dataclasses.replace(PLAIN, draft_overhead_ms=0.25)
+    setting = PLAIN.model_copy(update={"draft_overhead_ms": 0.25})
     found = roofline_rows(TARGET, {"eagle": shape}, setting, 2, (8,), (512,), (), ["eagle"])
     times = {(row.step, row.tokens): row.ms for row in found if row.model == "eagle"}
     assert set(times) == {("draft", 1), *(("draft_first", n) for n in (1, 2, 3))}
@@ -293,7 +292,7 @@ def test_a_decode_step_by_hand() -> None:
 
 
 def test_overheads_are_added_where_they_belong() -> None:
-    plain, slow = rows(), rows(dataclasses.replace(PLAIN, overhead_ms=3.0, draft_overhead_ms=0.5))
+    plain, slow = rows(), rows(PLAIN.model_copy(update={"overhead_ms": 3.0, "draft_overhead_ms": 0.5}))
     added = {(place[0], place[1]): slow[place].ms - plain[place].ms for place in plain}
     assert added == pytest.approx(
         {
@@ -308,8 +307,8 @@ def test_overheads_are_added_where_they_belong() -> None:
 
 
 def test_target_and_draft_have_their_own_devices() -> None:
-    plain, both = rows(), rows(dataclasses.replace(PLAIN, tp=2))
-    apart = rows(dataclasses.replace(PLAIN, tp=2, draft_tp=1, all_reduce_ms=0.01))
+    plain, both = rows(), rows(PLAIN.model_copy(update={"tp": 2}))
+    apart = rows(PLAIN.model_copy(update={"tp": 2, "draft_tp": 1, "all_reduce_ms": 0.01}))
     decode, draft = ("target", "decode", 1, 8, 1024), ("small", "draft", 1, 8, 1024)
     assert both[decode].ms == pytest.approx(plain[decode].ms / 2)
     assert both[draft].ms == pytest.approx(plain[draft].ms / 2)

@@ -23,9 +23,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from alphaprof.config.paths import is_remote
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.run import storage
-from alphaprof.run.storage import LocalStorage, Storage, address_of, is_remote, reading, storage_of
+from alphaprof.run.storage import LocalStorage, Storage, address_of, reading, storage_of
 
 PART = "positions/draft=a/part-00001.parquet"
 RECORDS = "records/rows-0000.json"

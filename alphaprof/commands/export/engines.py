@@ -57,11 +57,12 @@ def export(
     schedule = _gamma_schedule(scope, form)
     if form.serves and schedule is not None:
         scope = dataclasses.replace(scope, gamma=max(gamma for _, _, gamma in schedule) or scope.gamma)
+    own = manifest.profile.drafts[side.draft].own_model
     acceptance = Acceptance(
         target=manifest.target.reference,
         draft=manifest.drafts[side.draft],
         model=_own_model(manifest, side.draft),
-        revision=manifest.profile.revisions[side.draft],
+        revision=own.revision if own else None,
         served=manifest.imported is not None,
         drawn=not scope.exact,
         blocks=any(parse_rule(rule).rule.blocks for rule in scope.rules.split(" and ")),
