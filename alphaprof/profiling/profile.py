@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -112,10 +112,7 @@ def profile(
     """
     set_threads(options.execution.threads, alone=part == WHOLE)
     with in_memory(), RunWriter.opened(out, resume or part != WHOLE, take_over=take_over) as run:
-        if run.begun:
-            models = resumed(options, run, progress, part)
-        else:
-            models = Models.of(begun(options, run, progress, reuse, part, units), progress)
+        models = resumed(options, run, progress, part) if run.begun else begun(options, run, progress, reuse, part, units)
         if models is not None:
             write_texts(models, run, progress)
             if texts_only:
@@ -137,13 +134,6 @@ class Models:
 
     def __init__(self, options: ProfileOptions, documents: Staged, progress: Progress, loaded: Loaded | None = None) -> None:
         self.options, self._documents, self._progress, self._loaded = options, documents, progress, loaded
-
-    @classmethod
-    def of(cls, loaded: Loaded, progress: Progress) -> Self:
-        """Return models that are loaded already, of a run whose documents are staged."""
-        if not isinstance(loaded.documents, Staged):
-            raise TypeError("these documents are not staged")
-        return cls(loaded.options, loaded.documents, progress, loaded)
 
     def loaded(self, engine: bool = False) -> Loaded:
         """Return them, loaded. `engine`: as of `load`."""
@@ -236,7 +226,7 @@ def begun(
     part: Part = WHOLE,
     units: frozenset[str] | None = None,
     first: int | None = None,
-) -> Loaded:
+) -> Models:
     """Load the models, stage the prompts of a new run, check what can fail later, and write the manifest. `first`: this many
     documents, default all. Raises the errors of `errors.py`.
     """
@@ -258,7 +248,7 @@ def begun(
         progress.warn(**warning)
     manifest = dataclasses.replace(manifest, skipped=dict(documents.skipped), truncated=dict(documents.truncated))
     run.begin(dataclasses.replace(manifest, drafts=manifest.drafts | drafts, warnings=warnings))
-    return dataclasses.replace(loaded, documents=Staged(run))
+    return Models(options, Staged(run), progress, dataclasses.replace(loaded, documents=Staged(run)))
 
 
 def _stage(loaded: Loaded, run: NewRun, part: Part, progress: Progress) -> int:
@@ -680,7 +670,7 @@ def profile_with_models(options: ProfileOptions, run: RunWriter, progress: Progr
     default all. Raises the errors of `errors.py`.
     """
     with in_memory():
-        models = Models.of(begun(options, run, progress, first=first), progress)
+        models = begun(options, run, progress, first=first)
         write_texts(models, run, progress)
         write_rows(models, run, progress)
         run.finish(write_totals)
@@ -694,7 +684,8 @@ def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     with in_memory():
         plan.run.update(config=plan.run.manifest.config | {"costs": costs.model_dump(mode="json")})
         text = first_prompts(plan.run)
-        write_times(plan.run, time_models(Models.of(plan, progress), plan.run.manifest, text, costs, progress))
+        models = Models(plan.options, Staged(plan.run), progress, plan)
+        write_times(plan.run, time_models(models, plan.run.manifest, text, costs, progress))
 
 
 def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
@@ -705,7 +696,7 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     if not isinstance(costs, MeasuredCosts):
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
     with in_memory(), RunWriter.opened(out) as run:
-        models = Models.of(begun(options, run, progress), progress)
+        models = begun(options, run, progress)
         write_times(run, time_models(models, run.manifest, first_prompts(run), costs, progress))
     if run.latency() is None:
         warning = run.manifest.warnings[-1]
