@@ -16,6 +16,7 @@ from alphaprof.config.options import (
     DRAFTS,
     REMOVED,
     REMOVED_KINDS,
+    STORED,
     UNKNOWN_KEY,
     ContinuationOptions,
     MeasuredCosts,
@@ -86,7 +87,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     `hybrids.NAME=VALUE`, and another source of step times, `costs.source=roofline` first. Relative paths start at the
     working directory.
     """
-    stored = validate(config, "the run")
+    stored = validate(config, "the run", STORED)
     tree = stored.model_dump(mode="json")
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "costs.", "hybrids.")):
@@ -177,10 +178,12 @@ def _element(items: list[Any], key: str, place: str) -> int:
     raise ProfileInvalid(f"--set {place}: {shown(key)} does not name exactly one of {len(items)} list elements", hint)
 
 
-def validate(tree: dict[str, Any], origin: str) -> ProfileOptions:
-    """Return `ProfileOptions` from plain data. Raises `ProfileInvalid` with the first problem and a suggestion."""
+def validate(tree: dict[str, Any], origin: str, context: str | None = None) -> ProfileOptions:
+    """Return `ProfileOptions` from plain data. Raises `ProfileInvalid` with the first problem and a suggestion. `context`:
+    STORED, or None.
+    """
     try:
-        return ProfileOptions.model_validate(tree)
+        return ProfileOptions.model_validate(tree, context=context)
     except ValidationError as error:
         raise _invalid(error, tree, origin) from None
 

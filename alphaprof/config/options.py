@@ -18,6 +18,7 @@ from pydantic import (
     PlainValidator,
     SerializeAsAny,
     TypeAdapter,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -36,6 +37,7 @@ REMOVED_KINDS = {  # kinds of drafts that were removed, and what to use instead
     "medusa": "use an EAGLE head (kind: eagle3) or the target's MTP modules (kind: mtp): vLLM 0.33 removed Medusa"
 }
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
+STORED = "stored"  # the context in which options are validated that are those of a run: contradictions were looked for
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 Item = TypeVar("Item")
@@ -62,8 +64,8 @@ class Options(BaseModel):
         return given
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if problem := next(self.problems(), None):
+    def _consistent(self, info: ValidationInfo) -> Self:
+        if info.context != STORED and (problem := next(self.problems(), None)):
             raise ValueError(problem)
         return self
 

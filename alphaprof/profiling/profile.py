@@ -32,7 +32,7 @@ from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
 from alphaprof.profiling.engine.client import TRIED, vllm_version
-from alphaprof.profiling.engine.steps import time_engines
+from alphaprof.profiling.engine.steps import speculation, time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
@@ -343,7 +343,9 @@ def _environment(name: str, device: torch.device, options: ProfileOptions | None
 
 
 def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
-    """Raise `CostsUnreadable` if step times from elsewhere cannot be had: known before any work."""
+    """Raise `CostsUnreadable` if step times from elsewhere cannot be had, and `EngineFailed` for a draft that vLLM does not
+    have: known before any work.
+    """
     costs = options.costs
     lookups = [name for name, facts in drafts.items() if not facts.has_steps]
     if isinstance(costs, TableCosts):
@@ -354,6 +356,9 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
         for name, facts in {TARGET: target, **drafts}.items():
             if name not in lookups:
                 shape_of(name, facts)
+    elif costs.source == "vllm":
+        for name, facts in drafts.items():
+            speculation(options, name, facts, max(options.gammas))
 
 
 def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environment) -> Iterator[dict[str, str]]:

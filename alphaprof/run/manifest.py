@@ -336,9 +336,10 @@ class Manifest:
     def profile(self) -> ProfileOptions:
         """The options that `config` holds. Raises `RunUnreadable` for those of another version."""
         from alphaprof.config.load import validate  # what validates profiles takes a while to load
+        from alphaprof.config.options import STORED
 
         try:
-            return validate(self.config, "the profile of the run")
+            return validate(self.config, "the profile of the run", STORED)
         except ProfileInvalid as error:
             hint = f"read it with the alphaprof that wrote it, {self.alphaprof}, or profile again"
             raise RunUnreadable(error.message, hint) from None
