@@ -20,6 +20,7 @@ Columns = Mapping[str, np.ndarray[Any, Any]]
 Values = np.ndarray[Any, Any]
 GREEDY, SAMPLED = "greedy", "sampled"  # how the target chose a text's tokens
 GAMMA_LIMIT = 64  # the most drafted tokens a round that a profile may ask for
+MAX_NGRAM = 3  # tokens of the longest run that prompt lookup looks up, unless a profile says another number
 BOTH = (GREEDY, SAMPLED)
 NOT_MODELLED = {
     "sglang": "u <= p(d)/theta_acc, or p(d) >= theta_single (SGLang's thresholds)",

@@ -162,13 +162,15 @@ def predict(
 ) -> None:
     """Compute tokens per round, break-even and speedup from an acceptance and a cost, without models."""
     from alphaprof.commands.predict import acceptance_of, build_prediction, cost_asked, gammas_of
-    from alphaprof.run.manifest import CostsAsked
+    from alphaprof.config.options import RooflineCosts
     from alphaprof.stats.formulas import RoundCost
 
     acceptance = acceptance_of(alpha, rate, length, rates, at_gamma or gamma)
     gammas = gammas_of(acceptance, gamma)
     given = None if cost is None else RoundCost(cost, verify, overhead)
-    asked = CostsAsked("roofline", accelerator=accelerator, tp=tp, engine=engine, weight_bytes=weight_bytes)
+    asked = RooflineCosts.model_construct(
+        source="roofline", accelerator=accelerator, tp=tp, engine=engine, weight_bytes=weight_bytes
+    )
     costs = cost_asked(given, (target_config, draft_config), asked, (batch, context), gammas)
     show(build_prediction(acceptance, costs, gammas, request_share, coverage), form, out)
 

@@ -28,6 +28,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.config.load import changed_question
+from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
 from alphaprof.costs.speedup import Mix, StepTimes
 from alphaprof.costs.timing import GO_ROUNDS
@@ -51,7 +53,7 @@ from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import Judge, basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
-from alphaprof.run.manifest import CHAIN, PARTIAL, DraftFacts, StoredProfile
+from alphaprof.run.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.run.notes import concerns_of, note
 from alphaprof.run.reader import Run, RunDraft, path_and_draft, require_drafts, side_of
 from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
@@ -273,9 +275,8 @@ def checked(
     run = Run.open(Path(folder))
     profile = run.manifest.profile
     if overrides:
-        from alphaprof.config.load import changed_question  # what validates profiles takes a while to load
-
-        profile = StoredProfile.of(changed_question(run.manifest.config, list(overrides)))
+        config = changed_question(run.manifest.config, list(overrides))
+        profile = dataclasses.replace(run.manifest, config=config).profile
     if baseline is not None:
         if thresholds:
             raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once for each")
@@ -526,7 +527,7 @@ def check_baseline(
     margin: float,
     allow_target_change: bool,
     gamma: int | None = None,
-    profile: StoredProfile | None = None,
+    profile: ProfileOptions | None = None,
 ) -> Check:
     """Compare a draft with an older one on the same prompts: tokens per round of the whole traffic must surely have lost no
     more than the share `margin`, and no domain may surely have lost more. All failures together are wrong with a probability

@@ -122,7 +122,8 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
         require_new(storage_of(out))
     with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder, RunWriter.opened(Path(folder, "run")) as run:
         plan = profile_with_models(_in_small(options), run, progress, max(TRIED, len(options.data)))
-        if isinstance(options.costs, MeasuredCosts):  # whether they can be timed, at the first batch size and context
+        # Whether steps can be timed, at the first batch size and context. An engine would need the memory of these models.
+        if isinstance(options.costs, MeasuredCosts) and options.costs.source == "measured":
             first = {"concurrency": options.costs.concurrency[:1], "context": options.costs.context[:1], "repeats": 3}
             time_steps_of(plan, options.costs.model_copy(update=first), progress)
         progress.say("looking at data")
@@ -261,6 +262,9 @@ def _estimate(options: ProfileOptions, plan: Plan, seen: Sequence[Document], ski
 def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Finding]:
     """Yield the checks of what the run takes."""
     costs, timed = plan.options.costs, plan.run.latency() is not None
+    if costs.source == "vllm":
+        words = f"vLLM is there, and has a method for each draft; timing its steps takes up to {costs.budget:g} s"
+        yield Finding.of("costs", "run", f"{words}, and the starts of its engines")
     if timed and isinstance(costs, MeasuredCosts):
         yield Finding.of("costs", "run", f"steps can be timed; in a run this takes up to {costs.budget:g} s (costs.budget)")
     if estimate.seconds is None or estimate.disk is None:

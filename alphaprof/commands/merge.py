@@ -80,4 +80,4 @@ def _differs(one: Manifest, other: Manifest) -> list[str]:
             odd.append(f"another {name} ({'no such draft' if theirs is None else ', '.join(fields)})")
     odd += ["another tokenizer"] if one.tokenizer != other.tokenizer else []
     odd += ["rows left out of the data differ"] if (one.skipped, one.truncated) != (other.skipped, other.truncated) else []
-    return odd if one.profile.mixed_devices else odd + differences(one.environment, other.environment)
+    return odd if one.profile.execution.mixed_devices else odd + differences(one.environment, other.environment)

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from alphaprof.costs.roofline import ACCELERATORS, ENGINES, HEAD, ModelShape
+from alphaprof.config.hardware import ACCELERATORS, ENGINES
+from alphaprof.costs.roofline import HEAD, ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, table_by_columns
@@ -20,7 +21,7 @@ from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost
 
 if TYPE_CHECKING:
-    from alphaprof.run.manifest import CostsAsked
+    from alphaprof.config.options import RooflineCosts
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
@@ -201,7 +202,7 @@ def longest_of(acceptance: Acceptance) -> int | None:
 def cost_asked(
     given: RoundCost | None,
     configs: tuple[Path | None, Path | None],
-    asked: CostsAsked,
+    asked: RooflineCosts,
     place: tuple[int, int],
     gammas: Sequence[int],
 ) -> RoundCost | ComputedCost:
@@ -231,7 +232,7 @@ def _depth_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def computed_cost(target: Path, draft: Path, asked: CostsAsked, batch: int, context: int, gamma: int) -> ComputedCost:
+def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, context: int, gamma: int) -> ComputedCost:
     """Return what rounds of up to `gamma` drafts cost on an accelerator, from two config.json files. Raises `OptionInvalid`
     for an unknown accelerator or engine, and `CostsUnreadable` for a config that cannot be read or counted.
     """

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from alphaprof.config.options import (
-    ASKED,
     DRAFTS,
     REMOVED,
     REMOVED_KINDS,
@@ -88,7 +87,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     `hybrids.NAME=VALUE`, and another source of step times, `costs.source=roofline` first. Relative paths start at the
     working directory.
     """
-    stored = stored_profile(config)
+    stored = validate(config, "the run", STORED)
     tree = stored.model_dump(mode="json")
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "costs.", "hybrids.")):
@@ -96,7 +95,7 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
             problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, costs.* and hybrids.*"
             raise ProfileInvalid(problem, hint)
         apply_override(tree, override)
-    options = validate(tree, SET, ASKED)
+    options = validate(tree, SET)
     if isinstance(options.costs, MeasuredCosts) and options.costs != stored.costs:
         hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
         raise ProfileInvalid("--set costs: step times are measured during a run and cannot be measured afterwards", hint)
@@ -179,15 +178,10 @@ def _element(items: list[Any], key: str, place: str) -> int:
     raise ProfileInvalid(f"--set {place}: {shown(key)} does not name exactly one of {len(items)} list elements", hint)
 
 
-def stored_profile(config: dict[str, Any]) -> ProfileOptions:
-    """Return the profile that a run's manifest holds; keys that were removed since it was written are ignored, and
-    drafts of removed kinds are kept. Raises `ProfileInvalid`.
-    """
-    return validate(config, "the run", STORED)
-
-
 def validate(tree: dict[str, Any], origin: str, context: str | None = None) -> ProfileOptions:
-    """Return `ProfileOptions` from plain data. Raises `ProfileInvalid` with the first problem and a suggestion."""
+    """Return `ProfileOptions` from plain data. Raises `ProfileInvalid` with the first problem and a suggestion. `context`:
+    STORED, or None.
+    """
     try:
         return ProfileOptions.model_validate(tree, context=context)
     except ValidationError as error:

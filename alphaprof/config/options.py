@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from functools import cache, reduce
 from operator import or_
@@ -23,9 +24,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from alphaprof.config.hardware import ACCELERATORS, ENGINES
 from alphaprof.errors import shown
-from alphaprof.rules import GAMMA_LIMIT
-from alphaprof.totals.lookup import MAX_NGRAM
+from alphaprof.rules import GAMMA_LIMIT, MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
 NO_POOLS = "remove it: a report assigns no servers, but says on which domains alone the draft is faster than on all of them"
@@ -48,9 +49,8 @@ REMOVED: dict[str, str] = {
 REMOVED_KINDS = {  # kinds of drafts that were removed, and what to use instead
     "medusa": "use an EAGLE head (kind: eagle3) or the target's MTP modules (kind: mtp): vLLM 0.33 removed Medusa"
 }
-# Contexts of a validation: the profile is one of a manifest, which may hold removed keys and kinds; or a report's question
-# about such a run.
-STORED, ASKED = "stored", "asked"
+DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
+STORED = "stored"  # the context in which options are validated that are those of a run: contradictions were looked for
 Dtype = Literal["float32", "bfloat16", "float16"]
 Whole = Annotated[int, Field(strict=True)]  # YAML's yes and on are not 1
 Item = TypeVar("Item")
@@ -66,11 +66,9 @@ class Options(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, given: Any, info: ValidationInfo) -> Any:
+    def _known_keys(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        if info.context == STORED:
-            given = {name: value for name, value in given.items() if name in cls.model_fields or name not in REMOVED}
         if odd := [name for name in given if name not in cls.model_fields]:
             near = difflib.get_close_matches(str(odd[0]), cls.model_fields, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(cls.model_fields))}"
@@ -79,8 +77,8 @@ class Options(BaseModel):
         return given
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if problem := next(self.problems(), None):
+    def _consistent(self, info: ValidationInfo) -> Self:
+        if info.context != STORED and (problem := next(self.problems(), None)):
             raise ValueError(problem)
         return self
 
@@ -252,13 +250,6 @@ class MtpDraft(HeadOptions):
     )
 
 
-class RemovedDraft(HeadFileOptions):
-    """A draft of one of REMOVED_KINDS, in the profile of an older run."""
-
-    loader = ""
-    kind: Literal["medusa"]
-
-
 DRAFTS: list[type[DraftOptions]] = [
     ModelDraft,
     LayerSkipDraft,
@@ -283,9 +274,8 @@ def _adapter(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
-def _draft(given: Any, info: ValidationInfo) -> Any:
-    kinds = (*DRAFTS, RemovedDraft) if info.context in (STORED, ASKED) else tuple(DRAFTS)
-    return _adapter(kinds).validate_python(given, context=info.context)
+def _draft(given: Any) -> Any:
+    return _adapter(tuple(DRAFTS)).validate_python(given)
 
 
 # The options of one of DRAFTS, by `kind`, with the errors of an ordinary union.
@@ -450,8 +440,6 @@ class RooflineCosts(Options):
     @field_validator("accelerator")
     @classmethod
     def _known(cls, name: str) -> str:
-        from alphaprof.costs.roofline import ACCELERATORS
-
         if name not in ACCELERATORS:
             raise ValueError(f"unknown accelerator {shown(name)}: choose one of {', '.join(sorted(ACCELERATORS))}")
         return name
@@ -459,8 +447,6 @@ class RooflineCosts(Options):
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, name: str) -> str:
-        from alphaprof.costs.roofline import ENGINES
-
         if name not in ENGINES:
             raise ValueError(f"no overheads are known for {shown(name)}: choose one of {', '.join(ENGINES)}")
         return name

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from alphaprof.config.options import (
+    DRAFT_NAME,
     AnyDraft,
     Ascending,
     ContinuationOptions,
@@ -34,9 +35,9 @@ from alphaprof.config.options import (
     Whole,
     WrittenContinuation,
 )
-from alphaprof.errors import cut, require_utf8, shown
+from alphaprof.config.paths import resolve
+from alphaprof.errors import cut, shown
 from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
-from alphaprof.run.manifest import DRAFT_NAME
 
 AUTO = "auto"
 
@@ -336,6 +337,12 @@ class ProfileOptions(Options):
         drafts = {f"draft {name}": draft.own_model for name, draft in self.drafts.items()}
         return {"target": self.target} | {name: model for name, model in drafts.items() if model is not None}
 
+    def deciding(self, draft: str | None = None, rule: str | None = None, gamma: int | None = None) -> ProfileOptions:
+        """Return the same with a decision about a draft, rule or gamma that is given."""
+        asked = {"draft": draft, "rule": rule, "gamma": gamma}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return self.model_copy(update={"decision": self.decision.model_copy(update=given)})
+
     def resolved(self, folder: Path) -> ProfileOptions:
         """Return the options with absolute local paths; relative ones start at `folder`, that of the profile file."""
         drafts = {
@@ -353,45 +360,6 @@ class ProfileOptions(Options):
             engine = engine.model_copy(update={"python": python})
         changed = {"target": target, "drafts": drafts, "data": data, "costs": costs, "engine": engine}
         return self.model_copy(update=changed)
-
-
-FORMATS = {  # of data files, by suffix
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".txt": "txt",
-}
-COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
-
-
-def data_format(path: str) -> tuple[str, str | None] | None:
-    """Return the format of a data file and its compression by the suffixes of its name, in any case; None: none is known."""
-    stem, last = os.path.splitext(path.lower())
-    compression = COMPRESSED.get(last)
-    form = FORMATS.get(os.path.splitext(stem)[1] if compression else last)
-    return None if form is None or (form == "parquet" and compression) else (form, compression)
-
-
-def resolve(reference: str, folder: Path) -> str:
-    """Return a model or dataset reference, with a local path made absolute (from `folder`). A hub id, or a file in an
-    object store, is returned unchanged. Raises `OptionInvalid` for a path that is not UTF-8.
-    """
-    from alphaprof.run.storage import is_remote
-
-    if is_remote(reference):
-        return reference
-    path = Path(os.path.expanduser(reference))
-    local = folder / path
-    explicit = reference.startswith((".", "/", "~")) or path.suffix.lower() == ".gguf" or data_format(reference)
-    if not explicit and not os.path.exists(local):
-        return reference
-    # Keep the last name: the hub's cache links model.gguf to a file whose name is a hash, without a suffix.
-    absolute = str(local.parent.resolve() / local.name)
-    require_utf8(absolute)
-    return absolute
 
 
 def template_parts(template: str) -> list[tuple[str, str | None]]:

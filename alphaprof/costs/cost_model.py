@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.roofline import ACCELERATORS, ENGINES, ModelShape, draft_memory, step_ms
+from alphaprof.config.hardware import ACCELERATORS, ENGINES
+from alphaprof.config.options import CostOptions, RooflineCosts, TableCosts
+from alphaprof.costs.roofline import ModelShape, draft_memory, step_ms
 from alphaprof.costs.speedup import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
-from alphaprof.run.manifest import CHAIN, CostsAsked, DraftFacts, Manifest, ModelFacts
+from alphaprof.run.manifest import CHAIN, DraftFacts, Manifest, ModelFacts
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array
 
@@ -38,7 +40,7 @@ PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a rooflin
 
 
 def roofline_ms(
-    costs: CostsAsked,
+    costs: RooflineCosts,
     shape: ModelShape,
     is_target: bool,
     tokens: int,
@@ -51,15 +53,15 @@ def roofline_ms(
     return step_ms(shape, ACCELERATORS[costs.accelerator], efficiency, tokens, batch, context, tp)
 
 
-def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]:
+def accuracy(costs: RooflineCosts, batch: int, context: float) -> tuple[float, str]:
     """Return the factor within which 90% of published speedups lie of computed ones, if that is known, and what the
     times are made of, in words. Where the engine's ground ends, or with other sizes or overheads, the error is taken twice.
     """
     engine = ENGINES[costs.engine]
     if engine.accelerator is None:
         return engine.factor, f"{engine.about}; 90% of published speedups on H200 lie within factor {engine.factor:.2f}"
-    usual = CostsAsked(costs.source)
-    own = any((getattr(costs, name) or None) != (getattr(usual, name) or None) for name in FITTED_WITH)
+    usual = RooflineCosts.model_fields
+    own = any(getattr(costs, name) != usual[name].default for name in FITTED_WITH)
     factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     if factor == engine.factor:
@@ -71,7 +73,7 @@ def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]
 def roofline_rows(
     target: ModelShape,
     drafts: Mapping[str, ModelShape | None],
-    costs: CostsAsked,
+    costs: RooflineCosts,
     gamma_max: int,
     batches: Sequence[int],
     contexts: Sequence[int],
@@ -87,7 +89,7 @@ def roofline_rows(
     """
     rows: list[StepRow] = []
     added = ENGINES[costs.engine]
-    more = added.layers_ms(target) + (costs.overhead_ms or 0.0)
+    more = added.layers_ms(target.layers, bool(target.experts)) + costs.overhead_ms
     for batch, context in product(batches, contexts):
         error = _standard_error(accuracy(costs, batch, mean_context)[0])
         for tokens in range(1, gamma_max + 2):
@@ -100,7 +102,7 @@ def roofline_rows(
             if shape is None:
                 rows.append(StepRow(name, "lookup", 1, batch, context, 0.0))
                 continue
-            once = added.draft_ms + (0.0 if name in heads else added.layers_ms(shape))
+            once = added.draft_ms + (0.0 if name in heads else added.layers_ms(shape.layers, bool(shape.experts)))
             # Published rounds are those of heads: the steps of another draft are off by as much as those elsewhere.
             own = error if name in heads else max(error, _standard_error(added.factor**2) if added.accelerator else 0.0)
             steps = [("draft", tokens, shape.later, once) for tokens in ((1,) if name in heads else (1, 2))]
@@ -110,7 +112,7 @@ def roofline_rows(
                 rows.append(StepRow(name, step, tokens, batch, context, ms, shared_error=own))
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
-            layers = 0.0 if name in heads else added.layers_ms(shape)
+            layers = 0.0 if name in heads else added.layers_ms(shape.layers, bool(shape.experts))
             prefill = [(tokens, roofline_ms(costs, shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
             rows += [StepRow(name, "prefill", tokens, 1, 0, ms + layers) for tokens, ms in prefill]
     return tuple(rows)
@@ -199,7 +201,7 @@ class CostModel:
     """
 
     table: StepTable
-    options: CostsAsked
+    options: CostOptions
     manifest: Manifest
     mode: str | None
     gamma: int
@@ -218,10 +220,18 @@ class CostModel:
 
     def at(self, context: float) -> CostModel:
         """Return the same times for another mean context: only those of a roofline are worked out for one."""
-        if self.options.source != ROOFLINE:
+        if not isinstance(self.options, RooflineCosts):
             return dataclasses.replace(self, context=context)
         rows = _roofline(self.manifest, self.options, self.gamma, context)
         return dataclasses.replace(self, context=context, table=StepTable(rows))
+
+    @property
+    def device(self) -> str:
+        """What ran the steps, or would: a device, accelerators, or what a table says."""
+        options = self.options
+        if isinstance(options, RooflineCosts):
+            return f"{options.tp} x {options.accelerator}" if options.tp > 1 else options.accelerator
+        return Path(options.path).name if isinstance(options, TableCosts) else self.manifest.target.device
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
@@ -274,13 +284,13 @@ class CostModel:
             return MEASURED_HERE
         if options.source == VLLM:
             return f"by step times of {timed_with(self.manifest)} measured here"
-        if options.source == TABLE:
+        if isinstance(options, TableCosts):
             return f"by the step times in {Path(options.path).name}"
-        return f"by step times computed for {_devices(options)}, not measured"
+        return f"by step times computed for {self.device}, not measured"
 
 
 def open_costs(
-    run: Run, options: CostsAsked, context: float | None, contexts: Mapping[str, float] | None = None
+    run: Run, options: CostOptions, context: float | None, contexts: Mapping[str, float] | None = None
 ) -> CostModel | None:
     """Return the step times that `costs` options name; None if they ask for none, or were to be measured and were not.
 
@@ -304,14 +314,14 @@ def open_costs(
             return None
         rows: Sequence[StepRow] = measured_rows(measured, manifest.environment.get("timing_waiting") or 0.0)
         mode = measured[0]["mode"]
-    elif options.source == TABLE:
-        from alphaprof.costs.engine_table import read_engine_table  # pydantic, which most reports do without
+    elif isinstance(options, TableCosts):
+        from alphaprof.costs.engine_table import read_engine_table  # which most reports do without
 
         own = {name: facts for name, facts in manifest.drafts.items() if facts.hybrid is None}
         models = [name for name, facts in own.items() if facts.has_steps]
         lookups = [name for name in own if name not in models]
         rows, others = read_engine_table(Path(options.path), models, lookups, options.overhead_ms, _heads(manifest))
-    else:
+    elif isinstance(options, RooflineCosts):
         rows = _roofline(manifest, options, gamma, context)
     return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0, others=others, contexts=contexts or {})
 
@@ -331,10 +341,10 @@ def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) ->
     ]
 
 
-def _roofline(manifest: Manifest, options: CostsAsked, gamma: int, context: float | None) -> tuple[StepRow, ...]:
+def _roofline(manifest: Manifest, options: RooflineCosts, gamma: int, context: float | None) -> tuple[StepRow, ...]:
     models = [(name, facts) for name, facts in manifest.drafts.items() if facts.hybrid is None]
-    drafts = {name: _draft_shape(name, facts, options) if facts.has_steps else None for name, facts in models}
-    target = _shape(TARGET, manifest.target, options, options.weight_bytes)
+    drafts = {name: _shape(name, facts, options) if facts.has_steps else None for name, facts in models}
+    target = _shape(TARGET, manifest.target, options)
     # Times are linear in the context: two places give all between.
     contexts = sorted({0, round(2 * (context or 0)) + 1})
     places = (options.concurrency, contexts)
@@ -346,14 +356,14 @@ def _heads(manifest: Manifest) -> list[str]:
     return [name for name, facts in manifest.drafts.items() if facts.by_depth and facts.has_steps]
 
 
-def _draft_shape(name: str, facts: DraftFacts, options: CostsAsked) -> ModelShape:
-    # Layers of the target have the target's weights, quantised or not.
-    weight_bytes = options.weight_bytes if facts.shares_target_weights else options.draft_weight_bytes
-    return _shape(name, facts, options, weight_bytes)
-
-
-def _shape(name: str, facts: ModelFacts, options: CostsAsked, weight_bytes: float | None) -> ModelShape:
+def _shape(name: str, facts: ModelFacts, options: CostOptions) -> ModelShape:
+    """Return the shape of a model, with the bytes that the options of a roofline name."""
     shape = shape_of(name, facts)
+    if not isinstance(options, RooflineCosts):
+        return shape
+    # Layers of the target have the target's weights, quantised or not.
+    of_target = name == TARGET or (isinstance(facts, DraftFacts) and facts.shares_target_weights)
+    weight_bytes = options.weight_bytes if of_target else options.draft_weight_bytes
     kv_bytes = options.kv_bytes or shape.kv_bytes
     return dataclasses.replace(shape, weight_bytes=weight_bytes or shape.weight_bytes, kv_bytes=kv_bytes)
 
@@ -365,26 +375,20 @@ def timed_with(manifest: Manifest) -> str:
     return f"{words} {packages.get(name, 'unknown')}"
 
 
-def _devices(options: CostsAsked) -> str:
-    return f"{options.tp} x {options.accelerator}" if options.tp > 1 else str(options.accelerator)
-
-
 def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     """Return what a report says of its step times; `prompt_tokens` [documents]."""
     manifest, options, every = costs.manifest, costs.options, costs.times(concurrency)
     times = {draft: time for draft, time in every.items() if not time.optional}  # steps of hybrids are those of their parts
-    measured = options.source in TIMED
     environment, target = manifest.environment, manifest.target
     contexts = costs.table.contexts(concurrency) or costs.table.contexts(costs.concurrencies[0])
     engine = dict.fromkeys(TIMED, timed_with(manifest)) | {ROOFLINE: "roofline"}
-    device = dict.fromkeys(TIMED, target.device) | {TABLE: Path(options.path).name}
     first = next(iter(times.values()), None)
-    factor, words = accuracy(options, concurrency, costs.context) if options.source == ROOFLINE else (None, None)
+    factor, words = accuracy(options, concurrency, costs.context) if isinstance(options, RooflineCosts) else (None, None)
     prefill = costs.table.prefill_ms(TARGET, prompt_tokens) if options.source != ROOFLINE else None
     return Cost(
         source=options.source,
         engine=engine.get(options.source, "yours"),
-        device=device.get(options.source) or _devices(options),
+        device=costs.device,
         dtype=target.precision,
         concurrency=concurrency,
         concurrencies=costs.concurrencies,
@@ -392,7 +396,7 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         contexts=contexts if options.source != ROOFLINE else (),
         mode=costs.mode,
         threads=environment["torch_threads"] if options.source == MEASURED and target.device == "cpu" else None,
-        overhead_ms=None if measured else options.overhead_ms,
+        overhead_ms=options.overhead_ms if isinstance(options, TableCosts | RooflineCosts) else None,
         factor=factor,
         accuracy=words,
         target_ms={tokens: time.ms for tokens, time in first.target.items()} if first else {},
@@ -440,20 +444,20 @@ def _spreads(times: Mapping[str, StepTimes]) -> Iterator[StepSpread]:
             yield StepSpread(model, step, tokens, float(np.mean(each.rounds)), float(low), float(high))
 
 
-def _memory_shares(manifest: Manifest, options: CostsAsked) -> Iterator[DraftMemoryShare]:
+def _memory_shares(manifest: Manifest, options: CostOptions) -> Iterator[DraftMemoryShare]:
     """Yield what each draft model takes, where its shape and the target's are known. The memory is that of a roofline's
     accelerators or of the GPU of a measurement; else it is not known.
     """
     memory, tp = None, 1
-    if options.source == ROOFLINE:
+    if isinstance(options, RooflineCosts):
         memory, tp = ACCELERATORS[options.accelerator].memory, options.tp
     elif options.source in TIMED:
         memory = manifest.environment.get("device_memory")
     for name, facts in manifest.drafts.items():
         if facts.shape is None or manifest.target.shape is None:
             continue
-        target = _shape(TARGET, manifest.target, options, options.weight_bytes)
-        draft, shared = _draft_shape(name, facts, options), facts.shares_target_weights
+        target = _shape(TARGET, manifest.target, options)
+        draft, shared = _shape(name, facts, options), facts.shares_target_weights
         shares = draft_memory(target, draft, memory, tp, shared) if memory else None
         each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token
         weights = 0.0 if shared else draft.total_weight_bytes

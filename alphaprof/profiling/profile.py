@@ -17,13 +17,12 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config.load import stored_profile
 from alphaprof.config.options import MeasuredCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
 from alphaprof.config.part import WHOLE, Part
 from alphaprof.config.profile import ProfileOptions
@@ -33,7 +32,7 @@ from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
 from alphaprof.profiling.engine.client import TRIED, vllm_version
-from alphaprof.profiling.engine.steps import time_engines
+from alphaprof.profiling.engine.steps import speculation, time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
@@ -113,10 +112,7 @@ def profile(
     """
     set_threads(options.execution.threads, alone=part == WHOLE)
     with in_memory(), RunWriter.opened(out, resume or part != WHOLE, take_over=take_over) as run:
-        if run.begun:
-            models = resumed(options, run, progress, part)
-        else:
-            models = Models.of(begun(options, run, progress, reuse, part, units), progress)
+        models = resumed(options, run, progress, part) if run.begun else begun(options, run, progress, reuse, part, units)
         if models is not None:
             write_texts(models, run, progress)
             if texts_only:
@@ -138,13 +134,6 @@ class Models:
 
     def __init__(self, options: ProfileOptions, documents: Staged, progress: Progress, loaded: Loaded | None = None) -> None:
         self.options, self._documents, self._progress, self._loaded = options, documents, progress, loaded
-
-    @classmethod
-    def of(cls, loaded: Loaded, progress: Progress) -> Self:
-        """Return models that are loaded already, of a run whose documents are staged."""
-        if not isinstance(loaded.documents, Staged):
-            raise TypeError("these documents are not staged")
-        return cls(loaded.options, loaded.documents, progress, loaded)
 
     def loaded(self, engine: bool = False) -> Loaded:
         """Return them, loaded. `engine`: as of `load`."""
@@ -237,7 +226,7 @@ def begun(
     part: Part = WHOLE,
     units: frozenset[str] | None = None,
     first: int | None = None,
-) -> Loaded:
+) -> Models:
     """Load the models, stage the prompts of a new run, check what can fail later, and write the manifest. `first`: this many
     documents, default all. Raises the errors of `errors.py`.
     """
@@ -259,7 +248,7 @@ def begun(
         progress.warn(**warning)
     manifest = dataclasses.replace(manifest, skipped=dict(documents.skipped), truncated=dict(documents.truncated))
     run.begin(dataclasses.replace(manifest, drafts=manifest.drafts | drafts, warnings=warnings))
-    return dataclasses.replace(loaded, documents=Staged(run))
+    return Models(options, Staged(run), progress, dataclasses.replace(loaded, documents=Staged(run)))
 
 
 def _stage(loaded: Loaded, run: NewRun, part: Part, progress: Progress) -> int:
@@ -354,7 +343,9 @@ def _environment(name: str, device: torch.device, options: ProfileOptions | None
 
 
 def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
-    """Raise `CostsUnreadable` if step times from elsewhere cannot be had: known before any work."""
+    """Raise `CostsUnreadable` if step times from elsewhere cannot be had, and `EngineFailed` for a draft that vLLM does not
+    have: known before any work.
+    """
     costs = options.costs
     lookups = [name for name, facts in drafts.items() if not facts.has_steps]
     if isinstance(costs, TableCosts):
@@ -365,6 +356,9 @@ def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[s
         for name, facts in {TARGET: target, **drafts}.items():
             if name not in lookups:
                 shape_of(name, facts)
+    elif costs.source == "vllm":
+        for name, facts in drafts.items():
+            speculation(options, name, facts, max(options.gammas))
 
 
 def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environment) -> Iterator[dict[str, str]]:
@@ -463,14 +457,14 @@ def goes_on(
 
 def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
     """Return the options with the target's dtype of a run that was made already, if they leave it to auto."""
-    return with_dtype(options, manifest.profile.dtype)
+    return with_dtype(options, manifest.profile.target.dtype)
 
 
 def _require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> None:
     """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ. A run is not
     extended by another limit: documents that are added until the verdict is good make it wrong too often.
     """
-    before = stored_profile(earlier.manifest.config).model_dump(mode="json")  # with the options that came later
+    before = earlier.manifest.profile.model_dump(mode="json")
     asked = options.model_dump(mode="json")
     if str(part) != earlier.manifest.part:
         problem = f"{earlier.path} is part {earlier.manifest.part} of the documents, not {part}"
@@ -498,7 +492,7 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
     that wrote what a step has so far; the profile may allow that it does not. `mine`: what a run of that process would begin
     with; `moved`: nothing is scored yet, and may be elsewhere than the run began.
     """
-    before, mixed = run.manifest, mine.profile.mixed_devices
+    before, mixed = run.manifest, mine.profile.execution.mixed_devices
     texts = before.texts_environment or before.environment
     known = ([] if moved else [before.environment]) + ([texts] if run.journal["texts"] and run.lacking("texts") else [])
     if not mixed and (found := [word for each in known for word in differences(each, mine.environment)]):
@@ -681,7 +675,7 @@ def profile_with_models(options: ProfileOptions, run: RunWriter, progress: Progr
     default all. Raises the errors of `errors.py`.
     """
     with in_memory():
-        models = Models.of(begun(options, run, progress, first=first), progress)
+        models = begun(options, run, progress, first=first)
         write_texts(models, run, progress)
         write_rows(models, run, progress)
         run.finish(write_totals)
@@ -695,7 +689,8 @@ def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
     with in_memory():
         plan.run.update(config=plan.run.manifest.config | {"costs": costs.model_dump(mode="json")})
         text = first_prompts(plan.run)
-        write_times(plan.run, time_models(Models.of(plan, progress), plan.run.manifest, text, costs, progress))
+        models = Models(plan.options, Staged(plan.run), progress, plan)
+        write_times(plan.run, time_models(models, plan.run.manifest, text, costs, progress))
 
 
 def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
@@ -706,7 +701,7 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     if not isinstance(costs, MeasuredCosts):
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
     with in_memory(), RunWriter.opened(out) as run:
-        models = Models.of(begun(options, run, progress), progress)
+        models = begun(options, run, progress)
         write_times(run, time_models(models, run.manifest, first_prompts(run), costs, progress))
     if run.latency() is None:
         warning = run.manifest.warnings[-1]

@@ -25,7 +25,6 @@ from alphaprof.report.notes import report_notes, timing_notes
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import Judge
-from alphaprof.run.manifest import StoredProfile
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.log_sample import LogPart, limit_of
@@ -148,7 +147,7 @@ def build_report(
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
     beside those of the verdict (None: the profile's); `whole_log`: sections that read the position log read all of it.
     """
-    profile = StoredProfile.of(config) if config else run.manifest.profile
+    profile = dataclasses.replace(run.manifest, config=dict(config)).profile if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, profile))
     part = LogPart.of(run, inputs.documents, None if whole_log else limit_of(run))
     return report_of(inputs, part, tuple(rules or run.rules), whole_log)

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import Cost, CostModel, cost_of, open_costs
 from alphaprof.costs.speedup import UNTIMED, Timing
 from alphaprof.report.result import contradiction
 from alphaprof.report.verdict import Evidence, Question, not_defined
 from alphaprof.rules import BoundRule, rules_of
-from alphaprof.run.manifest import StoredProfile
+from alphaprof.run.manifest import Hybrid
 from alphaprof.run.parquet import of_rule, of_spans, whole_documents
 from alphaprof.run.reader import Run
 from alphaprof.totals.count import TotalsRequest
@@ -42,9 +43,9 @@ class ReportInputs:
     source: str  # where step times were to come from
 
     @classmethod
-    def of(cls, run: Run, profile: StoredProfile) -> ReportInputs:
+    def of(cls, run: Run, profile: ProfileOptions) -> ReportInputs:
         """From a run and what is asked of it."""
-        run = with_hybrids(run, profile.hybrids)
+        run = with_hybrids(run, {name: Hybrid(**vars(each)) for name, each in profile.hybrids.items()})
         measured = None if run.imported else run.manifest.target.computes_in
         question = Question(**vars(profile.decision), measured_dtype=measured)
         documents = run.documents()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.speedup import free_draft, spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import basis, why_undecidable
 from alphaprof.report.verdict import AUTO, judge
-from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, StoredProfile
+from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
 from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
@@ -129,7 +130,7 @@ def common_gammas(first: RunDraft, second: RunDraft, named: int | None) -> list[
     return both if named is None else [named]
 
 
-def deciding_gamma(side: RunDraft, gammas: Sequence[int], asked: StoredProfile | None = None) -> int | None:
+def deciding_gamma(side: RunDraft, gammas: Sequence[int], asked: ProfileOptions | None = None) -> int | None:
     """Return the gamma that a comparison names first, one of `gammas`: that of the decision, or that the side's verdict
     prefers for the draft by step times, or the largest; None of none. `asked`: a profile whose gamma, concurrency and source
     of step times count before the side's own.
@@ -140,8 +141,9 @@ def deciding_gamma(side: RunDraft, gammas: Sequence[int], asked: StoredProfile |
         if decided in gammas:
             return int(decided)
     # Pairs are compared without p_min.
-    decision = replace(own.decision, gamma=AUTO, concurrency=asked.decision.concurrency, p_min=0.0)
-    inputs = ReportInputs.of(run, replace(own, decision=decision, costs=asked.costs).deciding(side.draft))
+    changes = {"gamma": AUTO, "concurrency": asked.decision.concurrency, "p_min": 0.0}
+    decision = own.decision.model_copy(update=changes)
+    inputs = ReportInputs.of(run, own.model_copy(update={"decision": decision, "costs": asked.costs}).deciding(side.draft))
     largest = max(gammas, default=None)
     if not gammas or side.draft not in inputs.timing.times:
         return largest

@@ -73,19 +73,19 @@ def answered_p_min(inputs: ReportInputs) -> ReportInputs:
         return inputs
     tried = _by_p_min(inputs, judged)
     if not tried or not tried[0.0].timing.times:
-        return replace(inputs, question=replace(question, p_min=0.0))
+        return replace(inputs, question=question.model_copy(update={"p_min": 0.0}))
     drafts = list(tried[0.0].candidates)
     choice = _together(tried, drafts).chosen(_options(tried, drafts, question.gammas(inputs.run.gammas)))
     agreed = choice is not None and len({p_min for p_min, _ in map(_apart, choice.halves)}) == 1
     best = _apart(choice.pair)[0] if choice is not None and agreed else 0.0
-    return replace(inputs, question=replace(question, p_min=best, chose_p_min=best > 0))
+    return replace(inputs, question=question.model_copy(update={"p_min": best, "chose_p_min": best > 0}))
 
 
 def _by_p_min(inputs: ReportInputs, drafts: Sequence[str]) -> dict[float, Tried]:
     """Return drafts at every p_min, none first; empty if no verdict is defined."""
     tried = {}
     for p_min in (0.0, *P_MINS):
-        asked = replace(inputs, question=replace(inputs.question, p_min=p_min))
+        asked = replace(inputs, question=inputs.question.model_copy(update={"p_min": p_min}))
         if (found := Tried.of(asked, drafts)) is None:
             return {}
         tried[p_min] = found

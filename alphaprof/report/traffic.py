@@ -392,7 +392,7 @@ class Tried:
         """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, no domain has
         rounds, or one has none that has a weight.
         """
-        inputs = replace(inputs, question=replace(inputs.question, draft=AUTO))
+        inputs = replace(inputs, question=inputs.question.model_copy(update={"draft": AUTO}))
         evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, drafts)))
         evidence = replace(evidence, candidates={draft: evidence.candidates[draft] for draft in drafts})
         _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from alphaprof.config.profile import DecisionOptions
 from alphaprof.costs.speedup import (
     FEWEST,
     MORE_ROUNDS,
@@ -30,7 +31,7 @@ from alphaprof.costs.speedup import (
 )
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.rules import default_rule, parse_rule
-from alphaprof.run.manifest import DecisionAsked, DraftFacts
+from alphaprof.run.manifest import DraftFacts
 from alphaprof.stats.estimate import Interval, distinct, probability
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
@@ -48,8 +49,7 @@ MANY = 1_000_000
 EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question(DecisionAsked):
+class Question(DecisionOptions):
     """The profile's decision, and what else the verdict depends on. `measured_dtype`: the target's, of a run that was
     profiled; None: an engine's own. `chose_p_min`: half of the documents chose p_min, so that the other half tests.
     """

@@ -11,19 +11,19 @@ import datetime
 import functools
 import hashlib
 import json
-import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
 
-from alphaprof.errors import RunDamaged, RunUnreadable, cut
+from alphaprof.errors import ProfileInvalid, RunDamaged, RunUnreadable, cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from alphaprof.config.profile import ProfileOptions
     from alphaprof.run.storage import Storage
 
 MANIFEST = "manifest.json"
@@ -31,7 +31,6 @@ FORMAT = "alphaprof-run"
 NGRAM = "ngram"  # what engines call drafting from what stood there before
 LATENCY, DOCUMENTS = "latency.parquet", "documents.parquet"
 NUMERIC = ("torch", "transformers", "numba")  # packages whose versions rows depend on
-DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 VERSION = 8
 LONG = ("records", "shards", "files")  # what there is of every shard
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
@@ -296,92 +295,6 @@ def left_out_remedy(reason: str) -> str:
     return next((remedy for start, remedy in LEFT_OUT.items() if reason.startswith(start)), "see docs/import.md")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecisionAsked:
-    """What the verdict is about: `config.profile.DecisionOptions`. `rule` may be auto: what engines do by default, on greedy
-    and on sampled text. `p_min`: the top probability below which a draft model stops; 0: it does not; auto: as documents
-    choose.
-    """
-
-    rule: str
-    draft: str
-    gamma: int | str
-    min_speedup: float
-    confidence: float
-    weights: dict[str, float] | None
-    concurrency: int = 1
-    served_dtype: str | None = None
-    p_min: float | str = 0.0
-
-
-@dataclass(frozen=True)
-class CostsAsked:
-    """Where step times come from, of `config.options.CostOptions`: measured, a table's `path`, a roofline or none. What is
-    read of measured costs is their `source` alone.
-
-    Of a roofline: `tp` and `draft_tp` devices in tensor parallelism (None: the draft is split like the target).
-    `overhead_ms` is added to every decode and verify step of the target. `engine` names the other constants
-    (costs/roofline.py).
-    """
-
-    source: str
-    path: str = ""
-    accelerator: str = ""
-    tp: int = 1
-    draft_tp: int | None = None
-    concurrency: tuple[int, ...] = ()
-    overhead_ms: float | None = None
-    engine: str = "none"
-    weight_bytes: float | None = None
-    draft_weight_bytes: float | None = None
-    kv_bytes: float | None = None
-
-
-@dataclass(frozen=True)
-class StoredProfile:
-    """What statistics and reports read of a run's profile, which was validated as it was written. `dtype`: the target's;
-    `revisions`: of drafts on the hub; `limits`: of the documents of each source; `mixed_devices`: whether the processes of
-    the run may compute otherwise than each other.
-    """
-
-    dtype: str
-    revisions: dict[str, str | None]
-    limits: tuple[int | None, ...]
-    rules: tuple[str, ...]
-    gammas: tuple[int, ...]
-    draft_processing: str | None
-    costs: CostsAsked
-    decision: DecisionAsked
-    mixed_devices: bool
-    hybrids: dict[str, Hybrid] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> StoredProfile:
-        """Return what a profile says, as a manifest holds it. Keys of `decision` that an older version wrote are ignored."""
-        costs, decision = (
-            {name: value for name, value in config[group].items() if name in _fields(asked)}
-            for group, asked in (("costs", CostsAsked), ("decision", DecisionAsked))
-        )
-        return cls(
-            dtype=config["target"].get("dtype", "auto"),
-            revisions={name: draft.get("revision") for name, draft in config["drafts"].items()},
-            limits=tuple(source.get("limit") for source in config.get("data", ())),
-            rules=tuple(config["rules"]),
-            gammas=tuple(config["gammas"]),
-            draft_processing=config.get("draft_processing"),
-            costs=typed(costs, CostsAsked),
-            decision=typed(decision, DecisionAsked),
-            mixed_devices=config.get("execution", {}).get("mixed_devices", False),
-            hybrids={name: typed(each, Hybrid) for name, each in config.get("hybrids", {}).items()},
-        )
-
-    def deciding(self, draft: str | None = None, rule: str | None = None, gamma: int | None = None) -> StoredProfile:
-        """Return the same with a decision about a draft, rule or gamma that is given."""
-        asked = {"draft": draft, "rule": rule, "gamma": gamma}
-        given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-        return dataclasses.replace(self, decision=dataclasses.replace(self.decision, **given))
-
-
 @dataclass(frozen=True)
 class Manifest:
     """The content of manifest.json, which is written when prompts are staged and checked, and when the run is complete:
@@ -420,9 +333,16 @@ class Manifest:
         return {"target": self.target, **self.drafts}
 
     @functools.cached_property
-    def profile(self) -> StoredProfile:
-        """What is read of `config`."""
-        return StoredProfile.of(self.config)
+    def profile(self) -> ProfileOptions:
+        """The options that `config` holds. Raises `RunUnreadable` for those of another version."""
+        from alphaprof.config.load import validate  # what validates profiles takes a while to load
+        from alphaprof.config.options import STORED
+
+        try:
+            return validate(self.config, "the profile of the run", STORED)
+        except ProfileInvalid as error:
+            hint = f"read it with the alphaprof that wrote it, {self.alphaprof}, or profile again"
+            raise RunUnreadable(error.message, hint) from None
 
     @property
     def documents(self) -> int:

@@ -15,11 +15,14 @@ BEGUN = re.compile(
 )
 
 
-def require_new(storage: Storage, hint: str = "", resume: bool = False) -> None:
-    """Raise `RunExists` if a run is there, unless it is resumed, and `DiskFull` if the directory cannot be made. `hint`:
-    what to do about a run that is there.
-    """
+def require_new(storage: Storage, hint: str = "") -> None:
+    """Raise `RunExists` as `require_free` does, and `DiskFull` if the directory cannot be made or written."""
     storage.require_writable()
+    require_free(storage, hint)
+
+
+def require_free(storage: Storage, hint: str = "", resume: bool = False) -> None:
+    """Raise `RunExists` if a run is there, unless it is resumed, or other files are. `hint`: what to do about a run."""
     names = storage.names("")
     if MANIFEST in names and not resume:
         hint = hint or "add --resume to finish it, or choose another --out"

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
+from alphaprof.config.paths import SCHEMES
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, RunExists, RunUnreadable, require_utf8, shown
 
 Content: TypeAlias = bytes | memoryview | pa.Buffer
@@ -31,16 +32,8 @@ WRITER = "writer.json"  # in an object store: who writes there
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 AT_ONCE = 32  # files that are asked of an object store at the same time: each answer takes long, and little work
+Check: TypeAlias = Callable[[], None]
 READS = 5  # how often a file is read that is replaced meanwhile, or that the store fails to send
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Proof that this process is the one writer of a run. `check` is called before each record is written: it raises
-    `RunExists` if another process has taken over, and `DiskFull` if the run's folder is gone.
-    """
-
-    check: Callable[[], None]
 
 
 class Storage:
@@ -149,8 +142,11 @@ class Storage:
         with self._asking(name, DiskFull), contextlib.suppress(FileNotFoundError):
             self._store.delete_file(self._path(name))
 
-    def owned(self, take_over: bool = False) -> contextlib.AbstractContextManager[Owner]:
+    def owned(self, take_over: bool = False) -> contextlib.AbstractContextManager[Check]:
         """Make this process the one writer of a run that is made. Raises `RunExists`, which names the process that is.
+
+        Yield what is called before each record is written: it raises `RunExists` if another process has taken over, and
+        `DiskFull` if the run's folder is gone.
 
         `take_over` ends the claim of another process on an object store; the lock on a folder ends with its process.
         """
@@ -283,6 +279,7 @@ class LocalStorage(Storage):
 
     def make(self) -> bool:
         """Make the folder, with those above it. Raises `DiskFull`."""
+        self.require_writable()
         with writing(self.path):
             missing = not os.path.isdir(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
@@ -341,7 +338,7 @@ class LocalStorage(Storage):
                 raise
 
     @contextlib.contextmanager
-    def owned(self, take_over: bool = False) -> Iterator[Owner]:
+    def owned(self, take_over: bool = False) -> Iterator[Check]:
         """Lock the hidden file `.writer`. The system frees the lock when this process ends, in whatever way, unless one that
         it forked meanwhile lives on. A file system without locks gives none.
         """
@@ -350,7 +347,7 @@ class LocalStorage(Storage):
         with writing(path):
             descriptor = self._locked(path)
         try:
-            yield Owner(self.require_there)
+            yield self.require_there
         finally:
             with contextlib.suppress(OSError):
                 if _is_at(path, descriptor):  # not if the run was renamed, and its path belongs to another
@@ -406,11 +403,11 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 # Object stores.
 
-ATTEMPTS = 7  # how often a request is made, with growing pauses: half a minute of pauses, on the average
-# Seconds until an attempt is given up: without a connection, and without a byte (libcurl takes up to twice as long). A store
-# that is not there is given up after 20 to 90 seconds, one that accepts and never answers after two to three minutes.
-CONNECT, SILENCE = 5, 10
-PATIENCE = timedelta(seconds=90)  # the same for Google's client
+ATTEMPTS = 5  # how often a request is made, with growing pauses: 8 seconds of pauses, on the average
+# Seconds until an attempt is given up: without a connection, and without a byte; of a request with a body libcurl waits 6 to
+# 7 seconds longer, since it averages. A store that accepts and never answers is given up within a minute.
+CONNECT, SILENCE = 5, 3
+PATIENCE = timedelta(seconds=60)  # the same for Google's client
 WHOLE = 5 * 1024**2  # bytes: S3 takes no smaller part of an upload, so pyarrow sends less than this in one request
 KEYS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for temporary ones, AWS_SESSION_TOKEN",
@@ -494,7 +491,7 @@ class ObjectStorage(Storage):
                 threads.shutdown(cancel_futures=True)
 
     @contextlib.contextmanager
-    def owned(self, take_over: bool = False) -> Iterator[Owner]:
+    def owned(self, take_over: bool = False) -> Iterator[Check]:
         """Claim the run with `writer.json`. This is not a lock: if two processes claim the run at the same time, or one
         claims it while the other writes a record, both may write for some milliseconds. The one that lost ends at its next
         `check`, and the files that it overwrote are damaged. A killed process leaves its claim.
@@ -517,7 +514,7 @@ class ObjectStorage(Storage):
 
         try:
             check()
-            yield Owner(check)
+            yield check
         finally:
             with contextlib.suppress(AlphaprofError):
                 if (self._writer() or {}).get("nonce") == own["nonce"]:
@@ -593,7 +590,6 @@ def _filesystem(scheme: str, allow_delayed_open: bool = True) -> Any:
 
 # Addresses.
 
-SCHEMES = tuple(KEYS)
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}|az):/(?!/)")  # what pathlib makes of a URI
 BUCKET, FOLDERS = r"[A-Za-z0-9][A-Za-z0-9._-]*", r"[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*"
@@ -623,8 +619,3 @@ def storage_of(where: str | Path) -> Storage:
 def address_of(storage: Storage) -> str:
     """Return how a process in another directory names the run's storage."""
     return str(storage.path.absolute()) if isinstance(storage, LocalStorage) else storage.shown
-
-
-def is_remote(where: str) -> bool:
-    """Return whether an address names something in an object store."""
-    return where.lower().startswith(tuple(f"{scheme}://" for scheme in SCHEMES))

@@ -20,10 +20,10 @@ from alphaprof.errors import RunDamaged, RunMismatch
 from alphaprof.run.journal import STEPS, Journal, Record
 from alphaprof.run.manifest import DOCUMENTS, MANIFEST, File, Manifest, Shard, part_name, read_manifest
 from alphaprof.run.parquet import table_content, totals_content
-from alphaprof.run.place import clear, require_new
+from alphaprof.run.place import clear, require_free
 from alphaprof.run.reader import AFRESH, AGAIN_BY_RESUME, Run
 from alphaprof.run.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROMPT_COLUMNS, Column
-from alphaprof.run.storage import Owner, Storage, storage_of
+from alphaprof.run.storage import Check, Storage, storage_of
 
 FREE = ("decision", "execution")  # parts of the profile that may change when a run is resumed
 
@@ -31,10 +31,10 @@ FREE = ("decision", "execution")  # parts of the profile that may change when a 
 class RunWriter(Run):
     """A run that this process writes. `begun`: it has a manifest; `journal`: records of each step by number of the shard."""
 
-    def __init__(self, where: Storage | Path | str, manifest: Manifest | None = None, owner: Owner | None = None) -> None:
+    def __init__(self, where: Storage | Path | str, manifest: Manifest | None = None, check: Check | None = None) -> None:
         if manifest is not None:
             super().__init__(where, manifest)
-        self.begun, self._owner, self._kept = manifest is not None, owner, None
+        self.begun, self._check, self._kept = manifest is not None, check, None
         self.storage = storage_of(where) if isinstance(where, (Path, str)) else where
         self.journal = Journal()
         self.files = dict(manifest.files) if manifest is not None else {}
@@ -50,16 +50,15 @@ class RunWriter(Run):
         `Storage.owned`. Raises `RunExists`, `RunUnreadable` and `DiskFull`.
         """
         storage = storage_of(where) if isinstance(where, (Path, str)) else where
-        require_new(storage, hint, resume)
         made = storage.make()
         try:
-            with storage.owned(take_over) as owner:
+            with storage.owned(take_over) as check:
                 storage.remove_temporary()
-                going = resume and storage.has(MANIFEST)
+                require_free(storage, hint, resume)
+                going = storage.has(MANIFEST)
                 if not going:
-                    require_new(storage, hint)  # once more: nobody else writes from here on
                     clear(storage)
-                run = cls(storage, read_manifest(storage) if going else None, owner)
+                run = cls(storage, read_manifest(storage) if going else None, check)
                 if going:  # what cannot be read counts as not recorded: it is done again
                     run.journal = Journal.of(storage, damaged=True)
                     run.files |= run.journal.files
@@ -188,6 +187,6 @@ class RunWriter(Run):
 
     def _put(self, name: str, content: bytes) -> None:
         """Write what names other files, unless somebody else writes this run by now."""
-        if self._owner is not None:
-            self._owner.check()
+        if self._check is not None:
+            self._check()
         self.storage.put(name, content)

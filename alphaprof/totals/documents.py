@@ -232,7 +232,7 @@ def strata_of(documents: Documents, manifest: Manifest) -> Array:
     its number of documents is not random. Those that were read to their end are one together, and so are all
     documents of an imported run.
     """
-    return documents.strata({place: limit for place, limit in enumerate(manifest.profile.limits) if limit})
+    return documents.strata({place: source.limit for place, source in enumerate(manifest.profile.data) if source.limit})
 
 
 def observed_weights(documents: pa.Table) -> dict[str, float]:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.rules import MAX_NGRAM
+
 Array = np.ndarray[Any, Any]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 NONE = -1
-MAX_NGRAM = 3  # tokens of the longest run that is looked up, unless a profile says another number
 
 
 class Index:

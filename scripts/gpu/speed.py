@@ -16,8 +16,10 @@ from statistics import median
 import numpy as np
 import torch
 
+from alphaprof.config.hardware import ACCELERATORS
+from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import roofline_ms
-from alphaprof.costs.roofline import ACCELERATORS, ModelShape
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.models.draft import Arrays, DraftPass
 from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of
@@ -30,7 +32,6 @@ from alphaprof.profiling.texts.continuations import Continuation, generate, gene
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
 from alphaprof.rules import DEFAULT_RULES
-from alphaprof.run.manifest import CostsAsked
 from alphaprof.run.parquet import table_content
 from scripts.gpu.setting import Line, Setting, documents, random_texts
 
@@ -109,7 +110,7 @@ def accelerator(setting: Setting) -> str:
 def steps(setting: Setting) -> Iterator[Line]:
     """Step times, as CUDA graphs, and what the roofline says."""
     setting = within(setting, 100)
-    roofline = CostsAsked("roofline", accelerator=accelerator(setting))
+    roofline = RooflineCosts(source="roofline", accelerator=accelerator(setting))
     for pair in PAIRS[:1] if setting.tiny else PAIRS:
         for name in pair:
             if setting.left() <= 0:
@@ -178,7 +179,7 @@ def compared(recorded: GraphStepper, eager: Stepper) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def cell(setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode: str, roofline: CostsAsked) -> Line:
+def cell(setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode: str, roofline: RooflineCosts) -> Line:
     """Times of one batch size and context beside the roofline's, or why there are none."""
     batch, context = place
     where = f"{model.reference}, {batch} x {context} tokens"

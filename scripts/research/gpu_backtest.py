@@ -32,11 +32,12 @@ from scipy.optimize import least_squares, minimize_scalar
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
+from alphaprof.config.hardware import ACCELERATORS, ENGINES
+from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
-from alphaprof.costs.roofline import ACCELERATORS, ENGINES, ModelShape
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import StepTimes, full_round_costs
 from alphaprof.costs.steps import StepTable
-from alphaprof.run.manifest import CostsAsked
 
 CALIBRATION = Path(__file__).parent.parent.parent / "tests" / "golden" / "gpu"
 COLUMNS = ("model", "bench", "batch", "tp", "steps", "topk", "base", "accept_length", "speedup")
@@ -135,16 +136,16 @@ def files_of(model: str, configs: Path) -> tuple[str, str]:
     return f"{name}.json", f"head-{name}.json"
 
 
-def cost(row: Row, setting: CostsAsked, context: int) -> float:
+def cost(row: Row, setting: RooflineCosts, context: int) -> float:
     """Return what a round costs in decode steps, by the product's own functions. As SGLang does, the head's first step runs
     over all rows of the verification before.
     """
     return float(full_round_costs(step_times(row, setting, context), row.steps)[-1])
 
 
-def step_times(row: Row, setting: CostsAsked, context: int) -> StepTimes:
+def step_times(row: Row, setting: RooflineCosts, context: int) -> StepTimes:
     """Return the step times of a row's models."""
-    setting = replace(setting, tp=row.tp)
+    setting = setting.model_copy(update={"tp": row.tp})
     rows = roofline_rows(row.target, {"head": row.head}, setting, row.steps, [row.batch], [context], [], ["head"])
     return StepTable(rows).times("head", row.steps, row.batch, context)
 
@@ -167,7 +168,7 @@ def request_shares(rows: Sequence[Row], costs: Sequence[float]) -> dict[tuple[st
     return found
 
 
-def fitted(rows: Sequence[Row], setting: CostsAsked, context: int) -> dict[str, float]:
+def fitted(rows: Sequence[Row], setting: RooflineCosts, context: int) -> dict[str, float]:
     """Fit the four overheads to the speedups and base throughputs of rows, with f free; that of experts only if a row has
     them.
     """
@@ -189,15 +190,17 @@ def fitted(rows: Sequence[Row], setting: CostsAsked, context: int) -> dict[str, 
     return dict(zip(names, map(float, best.x), strict=True))
 
 
-def with_overheads(setting: CostsAsked, values: Mapping[str, float]) -> CostsAsked:
+def with_overheads(setting: RooflineCosts, values: Mapping[str, float]) -> RooflineCosts:
     """Return the setting with an engine of other overheads, whose error is what the engine's is elsewhere."""
     engine = ENGINES[setting.engine]
     factor = engine.factor if engine.accelerator is None else engine.factor**2
     ENGINES["fitted"] = replace(engine, factor=factor, accelerator=None, **values)
-    return replace(setting, engine="fitted")
+    return setting.model_copy(update={"engine": "fitted"})
 
 
-def judged(rows: Sequence[Row], setting: CostsAsked, context: int, shares: Mapping[tuple[str, int], float]) -> list[Judged]:
+def judged(
+    rows: Sequence[Row], setting: RooflineCosts, context: int, shares: Mapping[tuple[str, int], float]
+) -> list[Judged]:
     """Compute the speedup of every row with its benchmark's share; 0 where the benchmark has none."""
     return [
         Judged(
@@ -255,14 +258,14 @@ def main() -> None:
         raise SystemExit(
             f"no row of {given.rows} can be computed: {'; '.join(left_out)}\nhint: chains of known shapes are needed"
         )
-    setting = CostsAsked("roofline", accelerator=given.accelerator, engine=given.engine)
+    setting = RooflineCosts(source="roofline", accelerator=given.accelerator, engine=given.engine)
     document: dict[str, Any] = {"engine": given.engine, "accelerator": given.accelerator, "context": given.context}
     document["left_out"] = left_out
     if given.fit:
         document["fitted"] = fitted(rows, setting, given.context)
         setting = with_overheads(setting, document["fitted"])
     calibration, _ = read_rows(given.requests, CALIBRATION / "configs", None)
-    usual = CostsAsked("roofline", accelerator="h200", engine=given.engine)  # where these throughputs come from
+    usual = RooflineCosts(source="roofline", accelerator="h200", engine=given.engine)  # where these throughputs come from
     shares = request_shares(calibration, [cost(row, usual, given.context) for row in calibration])
     unknown = dict.fromkeys(row.requests for row in rows if row.requests not in shares)
     document["left_out"] += [f"no request share for {bench}, batch {batch}: taken as 0" for bench, batch in unknown]

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.predict import Prediction, build_prediction, computed_cost
+from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.roofline import Efficiency, ModelShape, step_ms
 from alphaprof.render.answer import answer_text
-from alphaprof.run.manifest import CostsAsked
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost, alpha_of_rate, speedup, tokens_per_round
 from tests.cli.test_cli_errors import HEAVY, run
@@ -333,7 +333,7 @@ def of_engines() -> Iterator[str]:
     yield f"| textbook, c = 0.04, v = 1 | {' | '.join(textbook)} |"
     for (name, split), batch in product((("Llama-3.1-8B", ""), ("Qwen3-30B-A3B", ", TP 4")), (1, 8)):
         target, head = (CONFIGS / f"{kind}{name.lower()}.json" for kind in ("", "head-"))
-        setting = CostsAsked("roofline", accelerator="h200", tp=4 if split else 1, engine="sglang-h200")
+        setting = RooflineCosts(source="roofline", accelerator="h200", tp=4 if split else 1, engine="sglang-h200")
         cost = computed_cost(target, head, setting, batch, 1024, 8)
         found = [build_prediction(alpha, cost) for alpha in (GENERIC, CUSTOM)]
         cells = [of_best((each.best_gamma, each.gammas[each.best_gamma - 1].speedup)) for each in found]

@@ -281,7 +281,9 @@ def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
 
 def test_a_hybrid_is_called_one(run: Run, tmp_path: Path) -> None:
     hybrids = {"both": {"first": "small", "then": "large", "min_match": 1}}
-    mixed = changed(run, tmp_path / "run (1) mixed", config=run.manifest.config | {"hybrids": hybrids})
+    drafts = run.manifest.config["drafts"] | {"small": {"kind": "prompt_lookup"}}
+    config = run.manifest.config | {"drafts": drafts, "hybrids": hybrids}
+    mixed = changed(run, tmp_path / "run (1) mixed", config=config)
     with pytest.raises(OptionInvalid, match="mixed:both is a hybrid of two drafts") as caught:
         side_of(f"{mixed.path}:both")
     assert f"{mixed.path}:small and {mixed.path}:large; alphaprof report '{mixed.path}' --show" in caught.value.hint

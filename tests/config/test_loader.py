@@ -13,7 +13,8 @@ import yaml
 
 from alphaprof.config.load import load_profile, validate
 from alphaprof.config.options import ModelDraft
-from alphaprof.config.profile import resolve, template_parts
+from alphaprof.config.paths import resolve
+from alphaprof.config.profile import template_parts
 from alphaprof.errors import ProfileInvalid
 from alphaprof.rules import GAMMA_LIMIT
 from tests.loops import each

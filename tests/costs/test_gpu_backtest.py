@@ -15,16 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaprof.config.hardware import ENGINES
+from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
-from alphaprof.costs.roofline import ENGINES, ModelShape
+from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import Mix, round_costs, time_shares
 from alphaprof.costs.steps import StepTable
-from alphaprof.run.manifest import CostsAsked
 from alphaprof.totals.replay import RoundCounts
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "gpu"
-SGLANG = CostsAsked("roofline", accelerator="h200", engine="sglang-h200")
+SGLANG = RooflineCosts(source="roofline", accelerator="h200", engine="sglang-h200")
 
 
 def backtest(*options: str) -> Any:
@@ -88,12 +89,12 @@ def test_without_overheads_the_times_are_those_of_the_bare_roofline(monkeypatch:
     zero = dict.fromkeys(("layer_us", "expert_layer_us", "round_ms", "draft_ms"), 0.0)
     efficiency = ENGINES["none"].efficiency
     monkeypatch.setitem(ENGINES, "empty", dataclasses.replace(ENGINES["sglang-h200"], **zero, efficiency=efficiency))
-    emptied = dataclasses.replace(SGLANG, engine="empty")
+    emptied = SGLANG.model_copy(update={"engine": "empty"})
     for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
         target, head = shapes(name)
         bare, other = (
             [(row.model, row.step, row.tokens, row.batch, row.context, row.ms) for row in rows]
-            for setting in (CostsAsked("roofline", accelerator="h200"), emptied)
+            for setting in (RooflineCosts(source="roofline", accelerator="h200"), emptied)
             for rows in [roofline_rows(target, {"head": head}, setting, 5, [1, 8], [0, 600], [16], ["head"])]
         )
         assert bare == other
@@ -105,8 +106,8 @@ def test_the_error_is_shared_by_all_steps_but_decoding_and_doubles_elsewhere() -
         (SGLANG, 8, 4096, 1.25),
         (SGLANG, 9, 4096, 1.25**2),
         (SGLANG, 8, 4097, 1.25**2),
-        (dataclasses.replace(SGLANG, accelerator="l4"), 1, 600, 1.25**2),
-        (CostsAsked("roofline", accelerator="h200"), 1, 600, 1.67),
+        (SGLANG.model_copy(update={"accelerator": "l4"}), 1, 600, 1.25**2),
+        (RooflineCosts(source="roofline", accelerator="h200"), 1, 600, 1.67),
     ):
         rows = roofline_rows(target, {"head": head}, setting, 2, [batch], [600], [], ["head"], context)
         errors = {row.step: row.shared_error for row in rows}
@@ -119,7 +120,7 @@ def test_numbers_of_ones_own_and_other_drafts_are_off_as_far_as_elsewhere() -> N
     target, head = shapes("llama-3.1-8b")
     twice = 2 * math.log(1.25) / 1.6448536269514722
     for change in ({"weight_bytes": 1.0}, {"draft_weight_bytes": 1.0}, {"kv_bytes": 1.0}, {"overhead_ms": 0.1}):
-        assert accuracy(dataclasses.replace(SGLANG, **change), 1, 600)[0] == pytest.approx(1.25**2), change
+        assert accuracy(SGLANG.model_copy(update={**change}), 1, 600)[0] == pytest.approx(1.25**2), change
     rows = roofline_rows(target, {"model": head}, SGLANG, 2, [1], [600], [], [], 600)
     errors = {(row.model, row.step): row.shared_error for row in rows}
     assert errors["model", "draft"] == pytest.approx(twice)

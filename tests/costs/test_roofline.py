@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
+from alphaprof.config.hardware import ACCELERATORS, ENGINES, Accelerator
+from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import roofline_ms, roofline_rows, shape_of
 from alphaprof.costs.roofline import (
-    ACCELERATORS,
-    ENGINES,
-    Accelerator,
     Efficiency,
     Load,
     ModelShape,
@@ -28,7 +27,6 @@ from alphaprof.costs.roofline import (
 )
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
-from alphaprof.run.manifest import CostsAsked
 from tests.loops import each
 from tests.synthetic import facts
 
@@ -251,10 +249,10 @@ def test_what_a_draft_takes_of_the_targets_memory_by_hand() -> None:
 
 TARGET, SMALL = ModelShape.from_config(LLAMA), ModelShape.from_config(QWEN3)
 DRAFTS = {"small": SMALL, "ngram": None}
-PLAIN = CostsAsked("roofline", accelerator="h100-sxm")
+PLAIN = RooflineCosts(source="roofline", accelerator="h100-sxm")
 
 
-def rows(setting: CostsAsked = PLAIN, gamma: int = 2) -> dict[tuple[str, str, int, int, int], StepRow]:
+def rows(setting: RooflineCosts = PLAIN, gamma: int = 2) -> dict[tuple[str, str, int, int, int], StepRow]:
     found = roofline_rows(TARGET, DRAFTS, setting, gamma, (1, 8), (0, 1024), (128, 512))
     keyed = {(row.model, row.step, row.tokens, row.batch, row.context): row for row in found}
     assert len(keyed) == len(found)
@@ -275,7 +273,7 @@ def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later
     """Which goes without the parameters of the first, and alone has the overhead of a draft's step."""
     shape = dataclasses.replace(SMALL, first_parameters=1e8)
     monkeypatch.setitem(ENGINES, "own", dataclasses.replace(ENGINES["none"], draft_ms=0.25))
-    setting = dataclasses.replace(PLAIN, engine="own")
+    setting = PLAIN.model_copy(update={"engine": "own"})
     found = roofline_rows(TARGET, {"eagle": shape}, setting, 2, (8,), (512,), (), ["eagle"])
     times = {(row.step, row.tokens): row.ms for row in found if row.model == "eagle"}
     assert set(times) == {("draft", 1), *(("draft_first", n) for n in (1, 2, 3))}
@@ -297,7 +295,7 @@ def test_a_decode_step_by_hand() -> None:
 
 def test_overheads_are_added_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "own", dataclasses.replace(ENGINES["none"], draft_ms=0.5))
-    plain, slow = rows(), rows(dataclasses.replace(PLAIN, overhead_ms=3.0, engine="own"))
+    plain, slow = rows(), rows(PLAIN.model_copy(update={"overhead_ms": 3.0, "engine": "own"}))
     added = {(place[0], place[1]): slow[place].ms - plain[place].ms for place in plain}
     assert added == pytest.approx(
         {
@@ -312,8 +310,8 @@ def test_overheads_are_added_where_they_belong(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_target_and_draft_have_their_own_devices() -> None:
-    plain, both = rows(), rows(dataclasses.replace(PLAIN, tp=2))
-    apart = rows(dataclasses.replace(PLAIN, tp=2, draft_tp=1))
+    plain, both = rows(), rows(PLAIN.model_copy(update={"tp": 2}))
+    apart = rows(PLAIN.model_copy(update={"tp": 2, "draft_tp": 1}))
     decode, draft = ("target", "decode", 1, 8, 1024), ("small", "draft", 1, 8, 1024)
     assert both[decode].ms == pytest.approx(plain[decode].ms / 2)
     assert both[draft].ms == pytest.approx(plain[draft].ms / 2)

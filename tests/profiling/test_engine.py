@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.server
 import itertools
 import json
@@ -25,7 +26,7 @@ from alphaprof.profiling.engine.client import VllmEngine, vllm_version
 from alphaprof.profiling.engine.server import KEY, VllmServer
 from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps, steps_of_rounds, time_engines
 from alphaprof.profiling.engine.vllm_worker import Forced
-from alphaprof.profiling.profile import load
+from alphaprof.profiling.profile import load, require_costs
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.latency import BudgetSpent, Timed
 from alphaprof.run.manifest import DraftFacts
@@ -321,6 +322,27 @@ def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
     for python in ("/bin/false", str(tmp_path / "none")):
         with pytest.raises(EngineFailed, match="has no vLLM"):
             vllm_version(EngineOptions(python=python))
+
+
+def test_a_draft_that_vllm_does_not_have_is_refused_before_any_text_is_written(tmp_path: Path) -> None:
+    options = load_profile(written_profile(tmp_path, "python", "model"))
+    require_costs(options, facts(True), {"ngram": facts(False), "head": facts(True)})
+    skip = dataclasses.replace(facts(True), engine_method=None)
+    with pytest.raises(EngineFailed, match="vLLM has no method for draft head"):
+        require_costs(options, facts(True), {"ngram": facts(False), "head": skip})
+
+
+@pytest.mark.demo_model
+def test_a_dry_run_starts_no_engine_to_time_steps(
+    tmp_path: Path, fake: Path, stories15m: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would need the memory that the models have."""
+    monkeypatch.setenv("FAKE_VLLM_DIES", "ValueError: started")
+    profile = written_profile(tmp_path, str(fake), str(stories15m))
+    greedy = "continuation={kind: greedy, max_new_tokens: 8}"
+    result = invoke("profile", profile, "--dry-run", "--limit", "6", "--set", greedy)
+    assert result.exit_code == 0, result.output
+    assert "timing its steps takes up to 20 s" in " ".join(result.output.split())
 
 
 @pytest.mark.loopback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.kinds import layer_skip
 from alphaprof.profiling.models.load import Model, fingerprint_of, load_model
 from alphaprof.report.inputs import ReportInputs
-from alphaprof.run.manifest import Quantisation, StoredProfile
+from alphaprof.run.manifest import Quantisation
 from alphaprof.run.reader import Run
 from tests.tiny import llama, tokenizer
 
@@ -238,4 +239,7 @@ def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> 
     assert (found["target_model"]["dtype"], found["target_model"]["quantised"]["method"]) == ("float32", "rows8")
     for served, stands_in in (("rows8", False), ("float32", True), ("fp8", True)):
         config = changed_question(manifest.config, [f"decision.served_dtype={served}"])
-        assert bool(ReportInputs.of(Run.open(run), StoredProfile.of(config)).question.stand_in) == stands_in
+        assert (
+            bool(ReportInputs.of(Run.open(run), dataclasses.replace(manifest, config=config).profile).question.stand_in)
+            == stands_in
+        )

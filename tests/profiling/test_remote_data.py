@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaprof.config.profile import SourceOptions, resolve
+from alphaprof.config.paths import resolve
+from alphaprof.config.profile import SourceOptions
 from alphaprof.errors import AlphaprofError, DataUnreadable
 from alphaprof.profiling.models.hub import require_data
 from alphaprof.profiling.texts.rows import rows

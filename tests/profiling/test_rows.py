@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaprof.config.profile import data_format
+from alphaprof.config.paths import data_format
 from alphaprof.errors import AlphaprofError, ColumnMissing, DataEmpty, DataUnreadable
 from alphaprof.profiling.texts.cells import BadRow
 from alphaprof.profiling.texts.chat import render_chat, writes_the_date

@@ -396,7 +396,7 @@ def test_a_mean_over_two_choices_never_carries_a_go_for_one(texts: Any, threshol
     """The lower bound of the cross-fitted speedup reaches the threshold, but that of the named pair's own does not."""
     torn = alone_in_halves(texts)
     mix = Mix.of(dict.fromkeys(texts, 1 / len(texts)))
-    question = dataclasses.replace(QUESTION, min_speedup=threshold)
+    question = QUESTION.model_copy(update={"min_speedup": threshold})
     option, decision = judge(torn, TIMING, mix, question, [1])
     tested = decision.tested
     assert tested.choice.halves == (("draft 0", 1), ("draft 1", 1))
@@ -492,7 +492,7 @@ def test_step_times_that_chose_do_not_test() -> None:
     same = {name: {"code": pool(texts)} for name in TIMES}
     exact = noisy_timing(rng, 8, DEAR, 0.0)
     truth = pooled_speedup(same, ("draft 0", 1), exact.times, ALONE).value
-    question = dataclasses.replace(QUESTION, min_speedup=truth)
+    question = QUESTION.model_copy(update={"min_speedup": truth})
     split, together = [], []
     for _ in range(200):
         timing = noisy_timing(rng, 8, DEAR, 0.15)
@@ -515,7 +515,7 @@ def test_a_choice_takes_step_times_of_three_rounds_in_each_half(rounds: int, ver
     timing = noisy_timing(np.random.default_rng(1), rounds, steps, 0.001)
     two = dict.fromkeys(("draft 0", "draft 1"), ONE["draft 0"])
     for threshold in (QUESTION.min_speedup, 9.0):
-        asked = dataclasses.replace(QUESTION, min_speedup=threshold)
+        asked = QUESTION.model_copy(update={"min_speedup": threshold})
         decision = judge(two, timing, ALONE, asked, [1])[1]
         assert decision.verdict == (verdict if threshold < 9 or verdict == "UNDECIDED" else "NO-GO")
         assert decision.speedup is not None
@@ -530,7 +530,7 @@ def test_go_takes_step_times_of_six_rounds(rounds: int, verdict: str) -> None:
     assert decision.verdict == verdict
     assert ("of at least 6 rounds, but there are" in decision.reason) == (verdict == "UNDECIDED")
     assert decision.reason.startswith(timing.surer) == (verdict == "UNDECIDED")
-    never = dataclasses.replace(QUESTION, min_speedup=9.0)
+    never = QUESTION.model_copy(update={"min_speedup": 9.0})
     assert judge(ONE, timing, ALONE, never, [1])[1].verdict == "NO-GO"
 
 
@@ -543,7 +543,7 @@ def test_verification_cheaper_than_decoding_does_not_make_a_go() -> None:
     found, bound = (pooled_speedup(many, ("draft 0", 1), each.times, ALONE) for each in (timing, least))
     assert found.value > 1.5 * bound.value
     assert found.bounds(0.05)[0] == pytest.approx(bound.bounds(0.05)[0], rel=0.01)
-    asked = dataclasses.replace(QUESTION, min_speedup=1.1 * bound.value)
+    asked = QUESTION.model_copy(update={"min_speedup": 1.1 * bound.value})
     assert judge(many, timing, ALONE, asked, [1])[1].verdict == "UNDECIDED"
 
 
@@ -560,7 +560,7 @@ def test_a_busy_machine_makes_no_go_of_what_its_waiting_could_explain(monkeypatc
     }
     value = pooled_speedup(ONE, ("draft 0", 1), times, ALONE).value
     for share, verdict in ((1 / 1.5, "UNDECIDED"), (1 / 3, "GO")):
-        asked = dataclasses.replace(QUESTION, min_speedup=share * value)
+        asked = QUESTION.model_copy(update={"min_speedup": share * value})
         assert judge(ONE, Timing(times, "by these", {}), ALONE, asked, [1])[1].verdict == verdict
         assert judge(ONE, timing, ALONE, asked, [1])[1].verdict == "GO"
 

@@ -147,7 +147,7 @@ try:
     app(["report", sys.argv[1], "--format", "json", "--out", sys.argv[2]])
 except SystemExit as end:
     assert not end.code
-heavy = {"torch", "transformers", "datasets", "pandas", "scipy.optimize", "matplotlib", "alphaprof.config.profile"}
+heavy = {"torch", "transformers", "datasets", "pandas", "scipy.optimize", "matplotlib"}
 sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)
 """
 

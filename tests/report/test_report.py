@@ -13,11 +13,10 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
-from alphaprof.config.load import changed_question, stored_profile, validate
-from alphaprof.errors import ProfileInvalid
+from alphaprof.config.load import changed_question
+from alphaprof.errors import ProfileInvalid, RunUnreadable
 from alphaprof.render import format as fmt
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.run.manifest import StoredProfile
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from tests import reference
@@ -289,47 +288,20 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
         assert error.value.hint == hint
 
 
-def test_keys_that_were_removed_are_ignored_in_the_profile_of_an_older_run(tmp_path: Path) -> None:
-    """When it is read, asked another question and compared with a new profile; names of the user's own are kept."""
-    shares = {"route": 0.5, "min_route_gain": 0.5}
-    run = write_run(tmp_path / "run", Recipe(domains=dict.fromkeys(shares, Domain()), drafts={"route": 0.0}))
-    config = run.manifest.config
-    decision = config["decision"] | {"weights": shares}
-    older = config | {"decision": decision | {"min_route_gain": 0.03}, "route": {"by": "domain"}}
-    altered(run, config=older)
-    opened = Run.open(run.path)
-    assert opened.manifest.profile == StoredProfile.of(config | {"decision": decision})
-    assert build_report(opened).traffic.weights == shares
-    asked = changed_question(older, ["decision.min_speedup=50"])
-    assert asked == changed_question(config | {"decision": decision}, ["decision.min_speedup=50"])
-    assert build_report(opened, config=asked).answer.verdict == "NO-GO"
-    assert stored_profile(older) == validate(config | {"decision": decision}, "the run")
-    with pytest.raises(ProfileInvalid, match="unknown key route"):  # a new profile
-        validate(older, "profile.yaml")
-
-
-def test_a_key_that_was_removed_from_a_draft_is_ignored_in_the_profile_of_an_older_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(drafts={"head": 0.0}))
-    given = {"kind": "eagle3", "model": "/head"}
-    older = run.manifest.config | {"drafts": {"head": given | {"serve_as": "vllm"}}}
-    newer = older | {"drafts": {"head": given}}
-    assert stored_profile(older) == stored_profile(newer) == validate(newer, "profile.yaml")
-    assert changed_question(older, ["decision.min_speedup=50"]) == changed_question(newer, ["decision.min_speedup=50"])
-
-
-def test_a_draft_of_a_removed_kind_stays_in_the_profile_of_an_older_run(tmp_path: Path) -> None:
-    """When it is read, reported and asked another question."""
-    run = write_run(tmp_path / "run", Recipe(drafts={"heads": 0.0}))
-    given = {"kind": "medusa", "model": "/heads", "depths": 3}
-    older = run.manifest.config | {"drafts": {"heads": given}}
-    altered(run, config=older)
-    asked = changed_question(older, ["decision.min_speedup=50", "decision.draft=heads"])
-    assert asked["drafts"]["heads"].items() >= given.items()
-    opened = Run.open(run.path)
-    assert "heads" in build_report(opened).run.draft_models
-    assert build_report(opened, config=asked).answer.verdict == "NO-GO"
-    with pytest.raises(ProfileInvalid, match=r"drafts\.heads: kind medusa was removed"):  # a new profile
-        validate(older, "profile.yaml")
+@each(
+    ("changes", "words"),
+    [
+        ({"route": {"by": "domain"}}, "the profile of the run: unknown key route"),
+        ({"drafts": {"small": {"kind": "medusa", "model": "m"}}}, "drafts.small: kind medusa was removed"),
+        ({"costs": {"source": "elsewhere"}}, "costs: unknown source elsewhere"),
+    ],
+)
+def test_the_profile_of_a_run_is_of_this_version_or_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe(drafts={"small": 0.0}))
+    altered(run, config=run.manifest.config | changes)
+    with pytest.raises(RunUnreadable, match=words) as error:
+        build_report(Run.open(run.path))
+    assert error.value.hint == "read it with the alphaprof that wrote it, 0.1.0, or profile again"
 
 
 def test_a_verdict_stands_beside_the_bounds_that_decide_it_and_what_would_decide_otherwise(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from alphaprof.cli.app import app
 from alphaprof.commands.check import checked
 from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question
+from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import open_costs, roofline_ms
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.speedup import NOTHING, round_costs
@@ -27,7 +28,7 @@ from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.render.format import percent
 from alphaprof.report.answer import GammaResult
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.run.manifest import CostsAsked, Environment
+from alphaprof.run.manifest import Environment
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 from tests.costs.test_roofline import LLAMA, QWEN3
@@ -286,7 +287,7 @@ def test_a_table_decides_the_gamma_that_it_covers_and_names_the_rows_that_lack(t
         "model,step,tokens,batch,context,ms\ntarget,decode,1,1,8,10\ntarget,verify,2,1,8,10.5\n"
         "target,verify,3,1,8,11\nsmall,draft,1,1,8,1\nngram,lookup,1,1,8,0.1\n"
     )
-    costs = {"costs": run.manifest.config["costs"] | {"source": "table", "path": str(table)}}
+    costs = {"costs": {"source": "table", "path": str(table)}}
     config = run.manifest.config | costs
 
     def decided(**decision: Any) -> RunReport:
@@ -427,7 +428,7 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     assert "by step times computed for 2 x h100-sxm, not measured: " in report.answer.reason
     assert "not_measured" in codes(report)
     target = ModelShape.from_config(LLAMA)
-    setting = CostsAsked("roofline", accelerator="h100-sxm", tp=2)
+    setting = RooflineCosts(source="roofline", accelerator="h100-sxm", tp=2)
     for tokens in (1, 4):
         context = round(context_of(run))
         assert report.times.target_ms[tokens] == pytest.approx(

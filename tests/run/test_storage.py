@@ -23,9 +23,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from alphaprof.config.paths import is_remote
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.run import storage
-from alphaprof.run.storage import LocalStorage, Storage, address_of, is_remote, reading, storage_of
+from alphaprof.run.storage import LocalStorage, Storage, address_of, reading, storage_of
 
 PART = "positions/draft=a/part-00001.parquet"
 RECORDS = "records/rows-0000.json"
@@ -173,10 +174,10 @@ def test_a_process_killed_while_it_writes_leaves_nothing_to_see(local: LocalStor
 
 
 def test_a_run_that_was_deleted_meanwhile_is_not_made_again(local: LocalStorage) -> None:
-    with local.owned() as owner:
-        owner.check()
+    with local.owned() as check:
+        check()
         local.path.rename(local.path.with_name("elsewhere"))
-        for act in (owner.check, lambda: local.put(RECORDS, b"{}"), lambda: local.put("manifest.json", b"{}")):
+        for act in (check, lambda: local.put(RECORDS, b"{}"), lambda: local.put("manifest.json", b"{}")):
             with pytest.raises(DiskFull, match="run was deleted or renamed while it was written") as caught:
                 act()
             assert "--resume" in caught.value.hint
@@ -196,8 +197,8 @@ def test_a_second_writer_is_refused_by_name_and_a_killed_one_forgotten(local: Lo
         assert caught.value.exit_code == 6
         assert caught.value.hint
         assert local.names("") == {}
-    with local.owned() as owner:
-        owner.check()
+    with local.owned() as check:
+        check()
     assert everything(local) == []
 
 
@@ -542,18 +543,18 @@ def test_variables_that_cannot_be_used_are_named(
 
 @on_servers
 def test_one_process_at_a_time_claims_a_run(remote: Storage) -> None:
-    with remote.owned() as owner:
-        owner.check()
+    with remote.owned() as check:
+        check()
         assert remote.names("") == {}
         with pytest.raises(RunExists, match=f"process {os.getpid()} on '{socket.gethostname()}'") as caught:
             remote.owned().__enter__()
         assert "--take-over" in caught.value.hint
         with remote.owned(take_over=True) as other:
             with pytest.raises(RunExists, match=f"taken over by process {os.getpid()}"):
-                owner.check()
-            other.check()
+                check()
+            other()
         with pytest.raises(RunExists, match="taken over by another process"):
-            owner.check()
+            check()
     with pytest.raises(ZeroDivisionError), remote.owned():
         raise ZeroDivisionError
     assert not remote.has(storage.WRITER)
@@ -576,8 +577,8 @@ def test_a_killed_writer_of_this_machine_needs_no_leave(remote: Storage) -> None
     with process(OWNING, remote) as pid, pytest.raises(RunExists, match=f"process {pid} on"):
         remote.owned().__enter__()
     assert remote.has(storage.WRITER)
-    with remote.owned() as owner:
-        owner.check()
+    with remote.owned() as check:
+        check()
 
 
 @on_servers

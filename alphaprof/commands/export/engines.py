@@ -127,7 +127,7 @@ def export(
         draft=facts,
         # a head may lie in the target's checkpoint
         model=None if facts.by_depth and facts.reference == manifest.target.reference else facts.own_model,
-        revision=manifest.profile.revisions[side.draft],
+        revision=own.revision if (own := manifest.profile.drafts[side.draft].own_model) else None,
         drawn=not scope.exact,
         blocks=any(parse_rule(name).rule.blocks for name in scope.rules.split(" and ")),
         gamma=max((most for _, _, most in schedule or ()), default=0) or best[1],

@@ -21,12 +21,11 @@ from alphaprof.commands.importing import sglang, vllm
 from alphaprof.commands.importing.lines import LeftOut, Line, json_lines
 from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.config.load import SET, changed_question, validate
-from alphaprof.config.options import named_model
+from alphaprof.config.options import DRAFT_NAME, named_model
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, cut, shown
 from alphaprof.run.manifest import (
     CHAIN,
     DOCUMENTS,
-    DRAFT_NAME,
     LOG_PROMPTS,
     NO_PROMPT,
     PROMPTS_KNOWN_BY,

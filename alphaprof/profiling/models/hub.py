@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.config.profile import COMPRESSED, FORMATS, data_format
+from alphaprof.config.paths import COMPRESSED, FORMATS, data_format, is_remote
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
-from alphaprof.run.storage import NAME, is_remote, storage_of
+from alphaprof.run.storage import NAME, storage_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

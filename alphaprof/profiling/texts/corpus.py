@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.config.load import stored_profile
+from alphaprof.config.paths import is_remote
 from alphaprof.errors import (
     VALUE,
     ColumnMissing,
@@ -52,7 +52,6 @@ from alphaprof.run.manifest import Manifest, left_out_remedy
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import PROMPT_COLUMNS, arrow_schema
 from alphaprof.run.split import unit_of
-from alphaprof.run.storage import is_remote
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -490,7 +489,7 @@ class Reused(Staged):
         """
         run = Run.open(path)
         run.require_complete()
-        before, asked = (each.model_dump(mode="json") for each in (stored_profile(run.manifest.config), options))
+        before, asked = (each.model_dump(mode="json") for each in (run.manifest.profile, options))
         if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
             hint = "reuse continuations with the data and continuation of the run that made them"
             raise RunMismatch(f"{path} was made with another profile (other {', '.join(changed)})", hint)

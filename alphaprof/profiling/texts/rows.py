@@ -23,11 +23,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphaprof.config.profile import data_format
+from alphaprof.config.paths import data_format, is_remote
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
 from alphaprof.profiling.models.hub import first_line, is_local, opened, require_data
 from alphaprof.profiling.texts.cells import BadRow, Row
-from alphaprof.run.storage import is_remote
 
 if TYPE_CHECKING:
     from alphaprof.config.profile import SourceOptions

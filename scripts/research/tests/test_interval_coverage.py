@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import runpy
 from typing import Any
@@ -136,7 +135,7 @@ def generous_judge(function: Any) -> Any:
     """The same, of what is chosen."""
 
     def judged(candidates: Any, timing: Any, mix: Any, question: Any, gammas: Any) -> Any:
-        asked = dataclasses.replace(question, min_speedup=0.95 * question.min_speedup)
+        asked = question.model_copy(update={"min_speedup": 0.95 * question.min_speedup})
         return function(candidates, timing, mix, asked, gammas)
 
     return judged
