@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 LINES = f"""
 rules
 schema
+schema check
 import vllm {ROOT}/tests/golden/vllm/offline-draft-g1-0.32.0.jsonl --rule strict --out imported
 predict --alpha 0.75 --cost 0.04
 predict --alpha 0.5 --cost 0.3 --gamma 3 --format json
@@ -40,6 +41,7 @@ check two --gamma 99
 compare two two
 trees two:no
 export two:small --to no
+export two:small --to dynamo
 profile nothing.yaml --out x
 import vllm nothing --rule strict --out x
 validate nothing.yaml

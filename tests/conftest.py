@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 from hypothesis import settings
 
@@ -68,6 +70,28 @@ def _sections_raise() -> Iterator[None]:
     """What a section of a report raises fails the test, in place of standing where the section would."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("alphaprof.report.build.CAUGHT", ())
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _every_json_answer_is_valid() -> Iterator[None]:
+    """Whatever a test has written as JSON fits the schema that is published for it."""
+    from alphaprof.commands import schema
+    from alphaprof.render import json as written
+
+    render = written.render_json
+    validator = functools.cache(lambda name: jsonschema.Draft202012Validator(schema.json_schema(name)))
+
+    def rendered(value: written.Published) -> str:
+        text = render(value)
+        name = value.format.removeprefix("alphaprof-")
+        if name in schema.PUBLISHED:
+            validator(name).validate(json.loads(text))
+        return text
+
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("render.json", "render.answer", "report.formats.text", "commands.export.rates"):
+            patch.setattr(f"alphaprof.{place}.render_json", rendered)
         yield
 
 

@@ -1,4 +1,4 @@
-"""The structure that the project promises: who may import what, how long functions are, and what loads early."""
+"""The structure that the project promises: who may import what, and what loads early."""
 
 from __future__ import annotations
 
@@ -121,14 +121,6 @@ def own_room(name: str) -> str | None:
 def test_rooms_import_no_other_room() -> None:
     pairs = [(name, used) for name, path in NAMES.items() if own_room(name) for used in uses(path) if own_room(used)]
     assert [(name, used) for name, used in pairs if own_room(name) != own_room(used)] == []
-
-
-@each("folder", sorted({path.parent for path in MODULES}), ids=lambda folder: folder.name)
-def test_a_folder_can_be_seen_at_once(folder: Path) -> None:
-    """At most 15 siblings. `__init__` and `__main__` are Python's own names, which nobody looks for."""
-    own = [path for path in folder.glob("*.py") if not path.name.startswith("__")]
-    folders = [path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert len(own) + len(folders) <= 15
 
 
 def test_no_import_leads_back() -> None:

@@ -28,12 +28,11 @@ from alphaprof.cli.common import (
     served,
     show,
 )
-from alphaprof.commands.export.formats import ABOUT, RATES, TEXTS
+from alphaprof.commands.export.formats import ABOUT, TEXTS
 from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.commands.importing.run import ImportRequest
-    from alphaprof.run.reader import RunDraft
 
 group = Typer()
 import_group = Typer(help="Import an engine's logs: requests as a run, counters for a first look.", no_args_is_help=True)
@@ -62,37 +61,13 @@ def export(
     out: OutFile = None,
 ) -> None:
     """Export start options for engines, rates for simulators, or texts for training heads. Assumptions go to stderr."""
-    from alphaprof.commands.export.engines import export as exported
-    from alphaprof.commands.export.rates import export_rates
-    from alphaprof.commands.export.texts import export_texts
-    from alphaprof.config.load import known_rules
+    from alphaprof.commands.export.export import export as exported
 
-    if to.value == TEXTS:
-        narrowed = bool(rule or gamma or domain or overrides)
-        artefact = export_texts(run, out, narrowed=narrowed, by=split or "random")
-        print_text(artefact.text, None)
-    else:
-        chosen = known_rules([rule], "--rule")[0] if rule else None
-        side = _named_draft(run, overrides, split)
-        if to.value == RATES:
-            artefact = export_rates(side, rule=chosen, gamma=gamma, domain=domain)
-        else:
-            artefact = exported(side, to.value, rule=chosen, gamma=gamma, domain=domain)
-        print_text(artefact.text, out)
+    artefact = exported(run, to.value, rule, gamma, domain, split, overrides or (), out)
+    print_text(artefact.text, None if to.value == TEXTS else out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:
             print(f"{kind}: {one_line(line)}", file=sys.stderr)
-
-
-def _named_draft(run: str, overrides: list[str] | None, split: SplitWay | None) -> RunDraft:
-    """Return the draft that RUN[:DRAFT] names, and the question as --set changes it. Raises `OptionInvalid` for `split`."""
-    if split is not None:
-        raise OptionInvalid("--split is for --to texts: this format has no texts", "leave out --split")
-    from alphaprof.config.load import changed_question
-    from alphaprof.run.reader import side_of
-
-    side = side_of(run)
-    return side.asked(changed_question(side.run.manifest.config, overrides)) if overrides else side
 
 
 NewRun = Annotated[Path, output(readable=False, help="New directory for the run.")]
@@ -141,9 +116,9 @@ def import_vllm(
     overrides: Overrides = None,
 ) -> None:
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
-    from alphaprof.commands.importing.run import ImportRequest
+    from alphaprof.commands.importing.run import ImportRequest, sampling_of
 
-    sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
+    sampling, names = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
     request = ImportRequest("vLLM", requests, rule, sampling, gamma, *names, leave_out, overrides or ())
     _import(request, out)
 
@@ -184,14 +159,14 @@ def import_sglang(
     overrides: Overrides = None,
 ) -> None:
     """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
-    from alphaprof.commands.importing.run import ImportRequest
+    from alphaprof.commands.importing.run import ImportRequest, sampling_of
 
     if drafting != "chain" and gamma is None:
         raise OptionInvalid(
             f"with --drafting {drafting}, the counts do not say how many drafts a round can accept",
             "add --gamma N: the server's --speculative-num-steps (if adaptive: the largest)",
         )
-    sampling, names = _sampling(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
+    sampling, names = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
     _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
 
 
@@ -225,29 +200,11 @@ def import_prometheus(
 
 def _import(asked: ImportRequest, out: Path) -> None:
     """Write the run. Print what was imported on stdout, and what to know about it on stderr."""
-    from alphaprof.commands.importing.run import import_requests
+    from alphaprof.commands.importing.run import import_requests, remarks_on
 
     with interruptible(None):
         run = import_requests(asked, out)
-    manifest, imported = run.manifest, run.manifest.imported
-    for reason, count in manifest.skipped.items():
-        print(f"warning: left out: {one_line(reason)} ({count})", file=sys.stderr)
-    weak = next((note for note in manifest.warnings if note["code"] == "prompts_unknown"), None)
-    if weak:
-        print(f"warning: {one_line(weak['message'])}; {weak['remedy']}", file=sys.stderr)
-    elif imported:
-        print(f"prompts are identified by {imported.prompts_known_by}", file=sys.stderr)
-    counts = f"{manifest.documents} requests, {manifest.positions} tokens, gamma {run.gammas[0]}"
+    for remark in remarks_on(run.manifest):
+        print(one_line(remark), file=sys.stderr)
+    counts = f"{run.manifest.documents} requests, {run.manifest.positions} tokens, gamma {run.gammas[0]}"
     print(f"{out}: {counts}. Next: alphaprof report {shlex.quote(str(out))}")
-
-
-def _sampling(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
-    """Return the settings of sampled text; None: greedy. Raises `OptionInvalid` if rule and temperature do not fit."""
-    if (rule == "strict") == bool(temperature) or (rule == "strict" and (top_k, top_p) != (0, 1)):
-        problem = f"--rule {rule} does not fit temperature {temperature or 0:g}, top_k {top_k} and top_p {top_p:g}"
-        hint = "use strict for greedy only; one_hot (what engines use to sample), lossless and block need --temperature"
-        raise OptionInvalid(problem, hint)
-    if rule == "strict" or not temperature:
-        return None
-    # Neither engine speculates with min_p: vLLM rejects it, SGLang ignores it.
-    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}

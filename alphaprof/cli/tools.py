@@ -191,19 +191,9 @@ def schema(
 @command(group, "alphaprof rules")
 def rules() -> None:
     """List the acceptance rules: when is a drafted token d kept? p: target, q: draft, x0: the target's top token."""
-    from alphaprof.rules import NOT_MODELLED, RULES, spelling
+    from alphaprof.commands.rules import rules_text
 
-    for name, rule in RULES.items():
-        text = " and ".join(rule.policies) + " text"
-        print(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
-        if rule.used_by:
-            print(f"    used by {rule.used_by}")
-        for parameter in rule.parameters:
-            more = "larger" if parameter.relaxes > 0 else "smaller"
-            print(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")
-    print("\nnot modeled:")
-    for name, about in NOT_MODELLED.items():
-        print(f"{name:28} {about}")
+    print_text(rules_text(), None)
 
 
 @command(group, "alphaprof doctor")

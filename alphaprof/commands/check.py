@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -39,6 +39,7 @@ from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows
 from alphaprof.render.format import short, visible
 from alphaprof.report.answer import Note
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.notes import IMPOSSIBLE_WORTH_SAYING, MISMATCHES_WORTH_SAYING
 from alphaprof.report.pairing import (
     TextPair,
     common_gammas,
@@ -52,7 +53,7 @@ from alphaprof.report.result import contradiction
 from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import Judge, basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
-from alphaprof.rules import parse_rule
+from alphaprof.rules import GREEDY, SAMPLED, parse_rule
 from alphaprof.run.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.run.notes import concerns_of, note
 from alphaprof.run.reader import Run, RunDraft, path_and_draft, require_drafts, side_of
@@ -316,8 +317,9 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
 
 def _check_decision(inputs: ReportInputs) -> Check:
     """Judges a run by its decision: GO passes, NO-GO fails."""
-    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding)))
-    answer, traffic = Judge(evidence, inputs.costs, inputs.question, inputs.run.gammas, {}).traffic()
+    pools = list(draft_pools(inputs, inputs.deciding))
+    judged = Judge(evidence_of(inputs, pools), inputs.costs, inputs.question, inputs.run.gammas, {})
+    answer, traffic = judged.traffic()
     outcome = VERDICTS[str(answer.verdict)]
     items: tuple[Item, ...] = ()
     if (found := answer.speedup) is not None:
@@ -325,7 +327,7 @@ def _check_decision(inputs: ReportInputs) -> Check:
         items = (Item("speedup", WHOLE, traffic.min_speedup, *numbers, answer.held_out, outcome),)
     return Check(
         outcome=outcome,
-        notes=_notes(inputs, speedup=True),
+        notes=_notes(inputs, [(item.domain, item.pool) for item in pools], speedup=True),
         reason=answer.reason,
         run=str(inputs.run.path),
         draft=answer.draft,
@@ -336,13 +338,25 @@ def _check_decision(inputs: ReportInputs) -> Check:
     )
 
 
-def _notes(inputs: ReportInputs, *, speedup: bool) -> tuple[Note, ...]:
-    """Return those of the run's own notes that concern what is checked."""
+def _notes(inputs: ReportInputs, pools: Iterable[tuple[str, DocumentTotals]], *, speedup: bool) -> tuple[Note, ...]:
+    """Return those of the run's own notes that concern what is checked, and what the texts of some pools, each with its
+    domain, say against themselves.
+    """
     manifest, costs = inputs.run.manifest, inputs.costs
     source = costs.options.source if costs else manifest.profile.costs.source
     concern = {"texts", *(("times",) if speedup else ()), *(("own times",) if speedup and source in TIMED else ())}
     partial = [note("partial", documents=manifest.documents)] if manifest.status != "complete" else []
-    return tuple(Note(**each) for each in (*manifest.warnings, *partial) if concerns_of(each["code"]) in concern)
+    found = [*manifest.warnings, *partial]
+    texts = {(domain, pool.continuation, str(pool.sampling)): pool for domain, pool in pools if pool.observed}
+    for (domain, *_), pool in texts.items():  # facts of the target: every draft's pool of a text repeats them
+        share = float(pool["clear_mismatches"].sum() / pool["positions"].sum()) if pool.policy == GREEDY else 0.0
+        if share > MISMATCHES_WORTH_SAYING:
+            found.append(note("not_greedy", domain=short(domain), share=share))
+    sampled = [pool for pool in texts.values() if pool.policy == SAMPLED]
+    impossible, positions = (sum(float(pool[name].sum()) for pool in sampled) for name in ("impossible", "positions"))
+    if impossible > IMPOSSIBLE_WORTH_SAYING * positions:
+        found.append(note("outside_support", share=impossible / positions))
+    return tuple(Note(**each) for each in found if concerns_of(each["code"]) in concern)
 
 
 def _judged_together(parts: Sequence[tuple[Item, Bounds | None]], confidence: float) -> tuple[Item, ...]:
@@ -475,7 +489,7 @@ def _check_thresholds(
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
-        notes=_notes(inputs, speedup="speedup" in thresholds),
+        notes=_notes(inputs, [(item.domain, item.pool) for item in pools], speedup="speedup" in thresholds),
         reason=_in_words(items, outcome),
         run=str(run.path),
         draft=draft,
@@ -573,7 +587,7 @@ def check_baseline(
     unmoved = SAME if items[0].note == SAME else "the threshold is reached"
     return Check(
         outcome=outcome,
-        notes=_notes(inputs, speedup=False),
+        notes=_notes(inputs, [(text.domain, text.second) for text in texts], speedup=False),
         reason=_in_words(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from alphaprof.commands.export.rates import export_rates
 from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.schema import PUBLISHED, json_schema
 from alphaprof.errors import OptionInvalid
+from alphaprof.render.answer import answer_text
 from alphaprof.render.json import Published, render_json
 from alphaprof.report.build import Failed, RunReport, build_report
 from alphaprof.report.sections import NAMES
@@ -170,6 +172,13 @@ def test_infinite_bounds_and_unknown_fields_are_valid(runs: Callable[[str], Run]
 @pytest.mark.parametrize("acceptance", [0.0, 0.75, 1.0, EngineRate(0.5, 4)])
 def test_predictions_are_valid(acceptance: float | EngineRate) -> None:
     assert_valid(build_prediction(acceptance, RoundCost(0.3)))
+
+
+def test_a_test_cannot_write_what_the_schema_does_not_allow() -> None:
+    """The fixture that validates every JSON answer of the tests."""
+    wrong = dataclasses.replace(build_prediction(0.5, RoundCost(0.3)), best_gamma="two")
+    with pytest.raises(jsonschema.ValidationError):
+        answer_text(wrong, "json")
 
 
 def test_validations_are_valid(tmp_path: Path) -> None:

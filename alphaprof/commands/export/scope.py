@@ -103,7 +103,7 @@ def scope_of(
     inputs = answered_p_min(ReportInputs.of(run, run.manifest.profile.deciding(side.draft, rule, gamma)))
     for bound in map(parse_rule, inputs.deciding):
         if bound.rule.lossy or not bound.rule.timed:
-            hint = "export strict, one_hot, lossless or block; for lossy rules use validate --rule, for trees use trees"
+            hint = "export strict, one_hot, lossless or block; for lossy rules use validate --rule"
             raise OptionInvalid(f"{bound.id} has no rounds of draft chains, which {to} needs", hint)
     decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
     evidence = evidence_of(inputs, decisive)

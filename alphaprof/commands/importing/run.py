@@ -104,6 +104,29 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         return run
 
 
+def sampling_of(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
+    """Return the settings of sampled text; None: greedy. Raises `OptionInvalid` if rule and temperature do not fit."""
+    if (rule == "strict") == bool(temperature) or (rule == "strict" and (top_k, top_p) != (0, 1)):
+        problem = f"--rule {rule} does not fit temperature {temperature or 0:g}, top_k {top_k} and top_p {top_p:g}"
+        hint = "use strict for greedy only; one_hot (what engines use to sample), lossless and block need --temperature"
+        raise OptionInvalid(problem, hint)
+    if rule == "strict" or not temperature:
+        return None
+    # Neither engine speculates with min_p: vLLM rejects it, SGLang ignores it.
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": 0.0}
+
+
+def remarks_on(manifest: Manifest) -> Iterator[str]:
+    """Yield what to know about an imported run: requests that were left out, and how prompts are told apart."""
+    for reason, count in manifest.skipped.items():
+        yield f"warning: left out: {reason} ({count})"
+    weak = next((each for each in manifest.warnings if each["code"] == "prompts_unknown"), None)
+    if weak:
+        yield f"warning: {weak['message']}; {weak['remedy']}"
+    elif manifest.imported:
+        yield f"prompts are identified by {manifest.imported.prompts_known_by}"
+
+
 def _require_names(asked: ImportRequest) -> None:
     """Raise `OptionInvalid` for names and files that contradict each other."""
     domains, files = len(asked.domains), len(set(asked.files))
