@@ -14,7 +14,7 @@ from alphaprof.report.build import RunReport
 from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.run.manifest import Trained, Trial
 from alphaprof.run.reader import Run
-from tests.reporting import as_json, as_markdown, as_terminal, codes, only, reported
+from tests.reporting import as_json, as_markdown, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 TRIALS = (
@@ -150,4 +150,4 @@ def test_rounds_by_block_are_not_said_to_be_token_by_token(tmp_path: Path) -> No
     for rule, said in (("lossless", True), ("block", False)):
         recipe = dataclasses.replace(RECIPE, domains=drawn, rules=(rule,), decision={"rule": rule})
         report = reported(tmp_path / rule, recipe)
-        assert ("token_by_token" in codes(report)) == said
+        assert ("they verify token by token" in as_terminal(report, 150, "drafts")) == said
