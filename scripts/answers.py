@@ -39,7 +39,6 @@ report two --rules no
 check two --draft no
 check two --gamma 99
 compare two two
-trees two:no
 export two:small --to no
 export two:small --to dynamo
 profile nothing.yaml --out x
@@ -48,9 +47,7 @@ validate nothing.yaml
 latency nothing.yaml
 """
 FORMS = ("terminal", "md", "json")
-VARIES = re.compile(
-    r"\d{4}-\d\d-\d\dT[\d:.+]+Z?|<script[^>]*>.{100000,}?</script>", re.DOTALL
-)  # times, and the library of figures
+VARIES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.+]+Z?")  # times
 
 
 def lines_about(run: str, drafts: Sequence[str]) -> Iterator[str]:
@@ -63,7 +60,6 @@ def lines_about(run: str, drafts: Sequence[str]) -> Iterator[str]:
         yield from (f"check {run}{asked} --format {form}" for form in (*FORMS, "junit"))
     for draft in drafts:
         yield from (f"check {run} --draft {draft} --baseline {run} --format {form}" for form in FORMS)
-        yield from (f"trees {run}:{draft} --format {form}" for form in ("terminal", "json"))
         yield from (f"export {run}:{draft} --to {form}" for form in ABOUT if form != TEXTS)
     for first, second in itertools.combinations(drafts, 2):
         yield from (f"compare {run}:{first} {run}:{second} --format {form}" for form in FORMS)

@@ -27,6 +27,7 @@ from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import Judge
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Documents, mean_context
+from alphaprof.totals.files import DraftTotals
 from alphaprof.totals.log_sample import LogPart, limit_of
 from alphaprof.version import __version__
 
@@ -142,13 +143,16 @@ class RunReport(Report):
 def build_report(
     run: Run, config: Mapping[str, Any] | None = None, rules: Sequence[str] | None = None, whole_log: bool = False
 ) -> RunReport:
-    """Return the report of a run, complete or not. Raises `RunUnreadable`, and `CostsUnreadable` for others' step times.
+    """Return the report of a run, complete or not. Raises `RunUnreadable`, `CostsUnreadable` for others' step
+    times, and for rules that the run cannot tell of `OptionInvalid` or `NoPositionLog`.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
     beside those of the verdict (None: the profile's); `whole_log`: sections that read the position log read all of it.
     """
     profile = dataclasses.replace(run.manifest, config=dict(config)).profile if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, profile))
+    for draft in inputs.run.manifest.drafts if rules else ():  # not only when their section is shown
+        DraftTotals(inputs.run, draft).require(rules or ())
     part = LogPart.of(run, inputs.documents, None if whole_log else limit_of(run))
     return report_of(inputs, part, tuple(rules or run.rules), whole_log)
 

@@ -73,17 +73,24 @@ class DraftTotals:
         """The file that holds them; None: they are counted from the log."""
         return self.run.totals(self.draft) if self.run.has_totals(self.draft) else None
 
-    def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-        """Yield what `read_totals` joins, one table of documents after the other, with the rows of spans if the request asks
-        for them: then `span` has to be one of the columns.
-        """
+    def require(self, rules: Sequence[str]) -> None:
+        """Raise `OptionInvalid` for a rule that the log cannot tell of, `NoPositionLog` for one that an import lacks."""
         run = self.run
-        whole = [rule for rule in rules_of(request.rules) if needs_log(rule, run.manifest.drafts[self.draft])]
+        whole = [rule for rule in rules_of(rules) if needs_log(rule, run.manifest.drafts[self.draft])]
         if unknown := [rule.id for rule in whole if rule.id not in run.rules]:
             raise OptionInvalid(
                 f"the log of {run.path} is not enough for {', '.join(unknown)}, which needs whole distributions",
                 "name the rule in the profile's rules and profile again; --reuse-continuations keeps the text",
             )
+        if not set(rules) <= set(run.rules):
+            run.require_positions()
+
+    def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """Yield what `read_totals` joins, one table of documents after the other, with the rows of spans if the request asks
+        for them: then `span` has to be one of the columns.
+        """
+        run = self.run
+        self.require(request.rules)
         declared = _columns(run, self.draft, columns)
         schema, file = arrow_schema(declared), self.stored if request.stored else None
         known = [rule for rule in request.rules if file is not None and rule in run.rules]

@@ -403,9 +403,9 @@ def seen_of_run(run: Any) -> Seen:
 
 def verdicts_of(report: Any) -> list[Any]:
     """The verdict on the traffic, and that on each domain and draft with its length."""
-    traffic = report.traffic
+    answer = report.answer
     return [
-        (traffic.verdict, traffic.draft, traffic.rule, traffic.gamma),
+        (answer.verdict, answer.draft, answer.rule, answer.gamma),
         *((each.domain, each.draft, each.rule, each.verdict, each.gamma) for each in report.results),
     ]
 

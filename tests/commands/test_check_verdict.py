@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from alphaprof.config.load import changed_question
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
-from alphaprof.stats.estimate import ratio, share_interval
+from alphaprof.stats.estimate import Interval, ratio, share_interval
 from tests.commands.test_check import check
 from tests.synthetic import Domain, Recipe, altered, stored_totals, write_run
 
@@ -147,7 +146,7 @@ def test_what_keeps_a_report_from_deciding_keeps_a_check_from_passing(
 
 def test_six_timing_rounds_are_enough_and_other_measures_need_none(tmp_path: Path) -> None:
     enough = with_rounds(write_run(tmp_path / "enough", Recipe(domains=BOTH, decision=FIXED)), 6)
-    assert build_report(enough).verdict == "GO"
+    assert build_report(enough).answer.verdict == "GO"
     assert check(enough)[0] == check(enough, "--min-speedup", "1.05")[0] == 0
     few = hardly_timed(tmp_path / "few")
     assert check(few, "--min-alpha", "0.3", "--undecided", "fail")[0] == 0
@@ -178,10 +177,10 @@ def test_an_engines_table_of_step_times_is_what_is_checked(gamma: int | str, tmp
     run = write_run(tmp_path / "run", Recipe(domains=BOTH, gammas=(1, 2, 3), decision=FIXED | {"gamma": gamma}))
     table = engine_table(tmp_path / "times.csv")
     _, found, _ = check(run, *table)
-    traffic = build_report(run, config=changed_question(run.manifest.config, list(table[1::2]))).traffic
+    answer = build_report(run, config=changed_question(run.manifest.config, list(table[1::2]))).answer
     (item,) = found["items"]
-    assert traffic.speedup is not None
-    assert (found["gamma"], item["value"], item["low"], item["high"]) == (traffic.gamma, *vars(traffic.speedup).values())
+    assert answer.speedup is not None
+    assert (found["gamma"], item["value"], item["low"], item["high"]) == (answer.gamma, *vars(answer.speedup).values())
     _, found, _ = check(run, "--min-speedup", "code=1", "--gamma", "3", *table)
     totals = sums(run, 3, "code")
     (item,) = found["items"]
@@ -243,13 +242,14 @@ SPEEDUPS: Mapping[str, Recipe] = {
 @pytest.mark.parametrize("name", SPEEDUPS)
 def test_the_speedup_of_the_whole_traffic_is_the_reports(name: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SPEEDUPS[name])
-    content = json.loads(json.dumps(dataclasses.asdict(build_report(run).traffic)))
-    outcome = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}[content["verdict"]]
-    thresholds = (("--min-speedup", f"{content['min_speedup']}"),) if name == "one domain" else ()
+    report = build_report(run)
+    answer = report.answer
+    outcome = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}[str(answer.verdict)]
+    thresholds = (("--min-speedup", f"{report.traffic.min_speedup}"),) if name == "one domain" else ()
     for arguments in ((), *thresholds):
         _, found, _ = check(run, *arguments)
         (item,) = found["items"]
-        assert {key: item[key] for key in ("value", "low", "high")} == content["speedup"]
-        assert (item["documents"], item["outcome"]) == (content["documents"], outcome)
-        assert (found["draft"], found["gamma"]) == (content["draft"], content["gamma"])
-    assert bool(content["disagreement"]) == (name == "halves disagree")
+        assert answer.speedup == Interval(*(item[key] for key in ("value", "low", "high")))
+        assert (item["documents"], item["outcome"]) == (answer.held_out, outcome)
+        assert (found["draft"], found["gamma"]) == (answer.draft, answer.gamma)
+    assert bool(report.traffic.disagreement) == (name == "halves disagree")

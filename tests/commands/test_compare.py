@@ -243,7 +243,7 @@ def test_clusters_of_either_run_belong_together(tmp_path: Path) -> None:
     ]
     for one, other in (runs, runs[::-1]):
         (strict, *_) = compare(RunDraft(one, "small"), RunDraft(other, "large")).differences
-        assert (strict.documents, strict.units) == (20, 4)
+        assert (strict.documents, strict.clusters) == (20, 4)
 
 
 def test_a_draft_is_not_compared_with_itself(run: Run) -> None:
@@ -310,7 +310,7 @@ def written(interval: Interval, digits: int = 2) -> str:
 def test_the_first_lines_say_which_draft_accepts_more_and_by_how_much(run: Run, found: Comparison) -> None:
     (overall,) = found.overall
     asked = changed_question(run.manifest.config, ["decision.draft=small"])
-    assert found.gamma == build_report(run, config=asked).gamma  # what the verdict prefers for the first draft
+    assert found.gamma == build_report(run, config=asked).answer.gamma  # what the verdict prefers for the first draft
     main = next(each for each in overall.tokens_per_round if each.gamma == found.gamma)
     assert (overall.domains, overall.documents) == (("code", "chat"), 34)
     text = first_lines(found)

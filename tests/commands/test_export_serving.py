@@ -189,7 +189,7 @@ def test_noise_of_step_times_makes_no_schedule_and_dear_verification_does(tmp_pa
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=domains))
     config = table(tmp_path / "times.csv", run)
     scope = scope_of(RunDraft(run, "small").asked(config), "vllm-config")
-    best = only(build_report(run, config=config), "code").best_gamma
+    best = only(build_report(run, config=config), "code").gamma
     assert scope.costs is not None
     generator, found = np.random.default_rng(5), []
     for _ in range(40):

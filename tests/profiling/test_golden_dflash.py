@@ -101,7 +101,7 @@ def test_blocks_of_one_run_have_rounds_of_their_own_length_alone(stories15m: Pat
     totals = alphaprof.open(other.path).totals()
     known = totals.groupby("draft", observed=True)[[f"rounds_{gamma}" for gamma in lengths]].count()
     assert known.to_numpy().tolist() == (np.eye(4, dtype=int)[[0, 3, 1, 2]] * len(TEXTS)).tolist()  # head1, head10, head3
-    best = {answer.draft: answer.gamma for answer in report.drafts}
+    best = {item.answer.draft: item.answer.gamma for item in report.drafts}
     assert best == {f"head{gamma}": gamma for gamma in lengths}
 
 

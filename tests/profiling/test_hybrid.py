@@ -91,7 +91,7 @@ def test_every_round_is_that_of_a_decoder_with_both_drafts(run: Run, tiny: Path,
 def test_a_report_judges_it_beside_its_parts_and_says_whether_it_is_ahead(run: Run) -> None:
     report = build_report(run)
     assert report.run.drafts == ("close", "ngram", "both")
-    assert {answer.draft for answer in report.drafts} == {"close", "ngram", "both"}
+    assert {item.answer.draft for item in report.drafts} == {"close", "ngram", "both"}
     (curve,) = report.section("gammas").hybrids
     assert {item.min_match for item in curve.results} == {1, 2, 3}
     assert curve.part in ("close", "ngram")

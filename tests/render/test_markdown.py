@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.render.blocks import OUTCOMES, Table
 from alphaprof.render.markdown import SIGNS, escaped
-from alphaprof.report import drawn
 from alphaprof.report.build import build_report
+from alphaprof.report.formats import text as texts
 from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.sections import NAMES
 from alphaprof.run.reader import Run
@@ -142,7 +142,7 @@ def test_every_section_is_folded_below_the_table_the_notes_first(run: Run) -> No
 def test_what_a_comment_cannot_hold_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     report = build_report(run)
     whole = as_markdown(report)
-    monkeypatch.setattr(drawn, "COMMENT", len(whole) - 1)
+    monkeypatch.setattr(texts, "COMMENT", len(whole) - 1)
     text = as_markdown(report)
     left = sorted(set(titles(whole)) - set(titles(text)))
     assert left

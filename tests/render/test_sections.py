@@ -27,7 +27,7 @@ from alphaprof.render.terminal import NAME_WIDTH, draw
 from alphaprof.report import build
 from alphaprof.report.build import RunReport
 from alphaprof.report.formats.text import ReportAnswer
-from alphaprof.report.sections import NAMES, context, value_types
+from alphaprof.report.sections import NAMES, context, rules, value_types
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import RunDraft
 from alphaprof.stats.formulas import RoundCost
@@ -161,6 +161,18 @@ def test_a_section_that_fails_says_so_in_its_place_and_the_answer_stands(
         assert content["sections"].pop("context") == {"error": error, "hint": hint}
         before["sections"].pop("context")
     assert content == before
+
+
+def test_a_section_that_shows_what_another_failed_to_compute_is_there_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(rules=("strict", "tree_2"))
+    whole = as_terminal(reported(tmp_path / "whole", recipe), 100, "gammas")
+    monkeypatch.setattr(rules, "compute", lambda _: 1 / 0)
+    monkeypatch.setattr(build, "CAUGHT", (Exception,))
+    part = as_terminal(reported(tmp_path / "part", recipe), 100, "gammas")
+    assert set(part.splitlines()[1:]) < set(whole.splitlines())
+    assert ("rule tree_2" in whole, "rule tree_2" in part, "rule strict" in part) == (True, False, True)
 
 
 def test_json_holds_the_sections_that_were_asked_for(tmp_path: Path, console_script: Runner) -> None:

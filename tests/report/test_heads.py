@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.report.build import RunReport
-from alphaprof.report.formats.page import render_html
+from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.run.manifest import Trained, Trial
 from alphaprof.run.reader import Run
-from tests.reporting import as_json, as_markdown, as_terminal, codes, only, reported
+from tests.reporting import as_json, as_markdown, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 TRIALS = (
@@ -127,7 +127,7 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         said = "on any engine" if decided else "on any engine that serves the target in bfloat16, not in fp8"
         assert f"{said[1:]}, draft small" in as_terminal(report, 170)
         assert f"{said[1:]}, draft small" in as_markdown(report)
-        assert f"{said[1:]}, draft small" in render_html(report)
+        assert f"{said[1:]}, draft small" in ReportAnswer(report).html()
         for item in (each for each in report.results if each.verdict):
             assert item.reason.startswith("the target in bfloat16 stands in") != decided
             assert "compare RUN IMPORT" not in item.reason
@@ -150,4 +150,4 @@ def test_rounds_by_block_are_not_said_to_be_token_by_token(tmp_path: Path) -> No
     for rule, said in (("lossless", True), ("block", False)):
         recipe = dataclasses.replace(RECIPE, domains=drawn, rules=(rule,), decision={"rule": rule})
         report = reported(tmp_path / rule, recipe)
-        assert ("token_by_token" in codes(report)) == said
+        assert ("they verify token by token" in as_terminal(report, 150, "drafts")) == said

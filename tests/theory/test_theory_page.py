@@ -14,10 +14,10 @@ from scipy.optimize import brentq
 from scipy.special import entr, rel_entr
 
 from alphaprof.costs.batch import Drafting, SharedSteps
-from alphaprof.report.sections.target import SLACK, certain_runs
+from alphaprof.report.sections.target import certain_runs
 from alphaprof.rules import BoundRule
 from alphaprof.theory import certificates, trees
-from alphaprof.theory.certificates import ACCEPTED, Target, certify
+from alphaprof.theory.certificates import ACCEPTED, SLACK, Target, certify
 from alphaprof.totals.replay import run_lengths
 from tests.loops import each
 from tests.reference import DIVERGENCES, threshold
@@ -117,6 +117,7 @@ def of_lossless() -> Iterator[str]:
 
 
 def of_trees() -> Iterator[str]:
+    yield f"g = 0.5 gives {certificates.margin_thresholds(np.array([0.5]))[0]:.4f} for w = 1"
     shares = np.array([0.6, 0.2, 0.1])
     best = trees.optimal_tree(shares, 6)
     paths = ", ".join("-".join(map(str, path)) for path in best.paths)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.errors import OptionInvalid
+from alphaprof.report.build import build_report
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.totals.count import TotalsRequest, columns_of, counts, has_rounds
@@ -198,3 +199,5 @@ def test_expected_rounds_need_a_log_that_was_written_with_the_rule(tmp_path: Pat
     assert len(read_totals(run, "lookup", TotalsRequest(["lossless"], run.gammas))) == 10
     with pytest.raises(OptionInvalid, match="not enough for lossless"):
         read_totals(run, "head", TotalsRequest(["strict", "lossless"], run.gammas))
+    with pytest.raises(OptionInvalid, match="not enough for lossless"):
+        build_report(run, rules=["lossless"])

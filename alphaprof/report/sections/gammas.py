@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Figure, Row, Table, table_by_columns, text_names
 from alphaprof.report.answer import GammaResult, Result
-from alphaprof.report.build import RunReport
+from alphaprof.report.build import Failed, RunReport
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.stopping import StopResult, StopSurface, stop_surfaces
 from alphaprof.report.traffic import Tried
@@ -103,7 +103,8 @@ def draw(report: RunReport) -> Iterator[Block]:
     yield Figure("gammas")
     yield from _traffic_by_gamma(report)
     yield Figure("depths")
-    every = [*report.results, *report.section("rules")]
+    under_others = report.section("rules")
+    every = [*report.results, *(() if isinstance(under_others, Failed) else under_others)]
     for draft in report.run.drafts:
         mine = [result for result in every if result.draft == draft]
         decisive = [result for result in mine if result.verdict is not None]
