@@ -31,6 +31,7 @@ from tests.synthetic import Domain, Recipe, interrupted, write_run
 MANY = {f"domain {place}": Domain(documents=4, alpha=0.2 + 0.06 * place) for place in range(12)}
 FIVE = {"small": 0.0, "medium": 0.1, "large": 0.2, "a-draft-with-a-long-name-q4_k_m": 0.1, "fifth": 0.15}
 LONG = {f"{place} {'a long name of a domain ' * 9}"[:200]: Domain(documents=2) for place in range(12)}
+PLAIN = ("$x_<b>", "$x_1$ & $y^2$", 'style="fill: #0072b2"', r"\frac{1}{2}")
 RECIPES = {
     "two drafts": Recipe(drafts={"small": 0.0, "large": 0.2}, rules=("strict", "additive_0p1")),
     "no step times": Recipe(latency=False),
@@ -41,9 +42,7 @@ RECIPES = {
         domains={"code": Domain(documents=40, shortest=200, longest=600)}, drafts={"small": 0.0, "large": 0.1}
     ),
     "many": Recipe(domains=MANY, drafts=FIVE, lookups=("ngram",)),
-    "hostile": Recipe(
-        domains={name: Domain(documents=2) for name in (*HOSTILE.values(), "$x_<b>", 'style="fill: #0072b2"')}
-    ),
+    "hostile": Recipe(domains={name: Domain(documents=2) for name in (*HOSTILE.values(), *PLAIN)}),
 }
 Reports = Callable[[str], Report]
 
@@ -195,7 +194,7 @@ def test_names_are_plain_text(reports: Reports) -> None:
         drawing = FIGURES[name](report)
         assert drawing is not None
         written = [element.text for element in parsed(drawing.svg()).iter() if element.tag.endswith("}text")]
-        for domain in ("$x_<b>", 'style="fill: #0072b2"', "[red]x[/] [bold]", "\\u202eevil\\u200f\\u2066"):
+        for domain in (*PLAIN, "[red]x[/] [bold]", "\\u202eevil\\u200f\\u2066"):
             assert domain in written
     assert answer_figure(report).png().startswith(b"\x89PNG")
 
