@@ -17,6 +17,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from alphaprof.errors import ExtraMissing, OptionInvalid
+from alphaprof.render.first_screen import first_screen
 from alphaprof.render.html.figures import COLORS, FIGURES, MARKERS, STYLE, Drawing, answer
 from alphaprof.render.html.page import answer_figure, render_html
 from alphaprof.render.report import ReportAnswer
@@ -103,6 +104,10 @@ def test_the_first_figure_shows_each_domain_with_the_bounds_that_decide(reports:
         assert said.startswith(item.domain)
         assert item.best.verdict in said
     assert drawing.heading.startswith(f"{report.verdict}: ")
+    whole = " ".join(
+        str(element.text) for element in parsed(drawing.svg(alone=True)).iter() if element.tag.endswith("}text")
+    )
+    assert first_screen(report).times[1:] in whole  # a file says whose times they are
 
 
 def test_an_end_that_is_far_off_or_infinite_is_an_arrow(reports: Reports) -> None:
