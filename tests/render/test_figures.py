@@ -20,6 +20,7 @@ from alphaprof.errors import ExtraMissing, OptionInvalid
 from alphaprof.render import format as fmt
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.formats.figures import COLORS, FIGURES, MARKERS, STYLE, Drawing, answer
+from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.formats.page import answer_figure, render_html
 from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.run.reader import Run
@@ -31,6 +32,7 @@ from tests.synthetic import Domain, Recipe, interrupted, write_run
 MANY = {f"domain {place}": Domain(documents=4, alpha=0.2 + 0.06 * place) for place in range(12)}
 FIVE = {"small": 0.0, "medium": 0.1, "large": 0.2, "a-draft-with-a-long-name-q4_k_m": 0.1, "fifth": 0.15}
 LONG = {f"{place} {'a long name of a domain ' * 9}"[:200]: Domain(documents=2) for place in range(12)}
+PLAIN = ("$x_<b>", "$x_1$ & $y^2$", 'style="fill: #0072b2"', r"\frac{1}{2}")
 RECIPES = {
     "two drafts": Recipe(drafts={"small": 0.0, "large": 0.2}, rules=("strict", "additive_0p1")),
     "no step times": Recipe(latency=False),
@@ -41,9 +43,7 @@ RECIPES = {
         domains={"code": Domain(documents=40, shortest=200, longest=600)}, drafts={"small": 0.0, "large": 0.1}
     ),
     "many": Recipe(domains=MANY, drafts=FIVE, lookups=("ngram",)),
-    "hostile": Recipe(
-        domains={name: Domain(documents=2) for name in (*HOSTILE.values(), "$x_<b>", 'style="fill: #0072b2"')}
-    ),
+    "hostile": Recipe(domains={name: Domain(documents=2) for name in (*HOSTILE.values(), *PLAIN)}),
 }
 Reports = Callable[[str], Report]
 
@@ -104,6 +104,10 @@ def test_the_first_figure_shows_each_domain_with_the_bounds_that_decide(reports:
         assert said.startswith(item.answer.domain)
         assert item.answer.verdict in said
     assert drawing.heading.startswith(f"{report.answer.verdict}: ")
+    whole = " ".join(
+        str(element.text) for element in parsed(drawing.svg(alone=True)).iter() if element.tag.endswith("}text")
+    )
+    assert first_screen(report).times[1:] in whole  # a file says whose times they are
 
 
 def test_an_end_that_is_far_off_or_infinite_is_an_arrow(reports: Reports) -> None:
@@ -197,7 +201,7 @@ def test_names_are_plain_text(reports: Reports) -> None:
         drawing = FIGURES[name](report)
         assert drawing is not None
         written = [element.text for element in parsed(drawing.svg()).iter() if element.tag.endswith("}text")]
-        for domain in ("$x_<b>", 'style="fill: #0072b2"', "[red]x[/] [bold]", "\\u202eevil\\u200f\\u2066"):
+        for domain in (*PLAIN, "[red]x[/] [bold]", "\\u202eevil\\u200f\\u2066"):
             assert domain in written
     assert answer_figure(report).png().startswith(b"\x89PNG")
 
@@ -244,7 +248,7 @@ def test_only_pages_and_figures_import_matplotlib_and_never_its_windows(tmp_path
     code += (
         "open(sys.argv[1], 'w').write(' '.join(name for name in ('matplotlib', 'matplotlib.pyplot') if name in sys.modules))"
     )
-    for form, loaded in (("md", ""), ("json", ""), ("csv", ""), ("html", "matplotlib"), ("svg", "matplotlib")):
+    for form, loaded in (("md", ""), ("html", "matplotlib"), ("svg", "matplotlib")):
         command = [sys.executable, "-c", code, tmp_path / "loaded", "report", run, "--out", tmp_path / f"report.{form}"]
         subprocess.run([*map(str, command)], check=True, capture_output=True)
         assert (tmp_path / "loaded").read_text() == loaded, form

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from alphaprof.render.blocks import Table, Verdict
+from alphaprof.render.html.page import plain_page
 from alphaprof.report.formats.page import answer_figure, render_html
 from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe
@@ -168,6 +170,19 @@ def test_paper_gets_every_section_whole_and_nothing_to_press(opened: Any) -> Non
     assert page.evaluate("document.documentElement.scrollWidth") <= 726
     assert max(box["height"] for box in boxes(page, "figure")) < 966
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("width", [1280, 800, 400])
+def test_pages_of_other_answers_are_as_wide_as_their_window(browser: Any, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": HEIGHT})
+    page.set_content(plain_page("alphaprof-check", [Verdict("FAIL", f"  {'a long line of words ' * 20}"), *WIDE_TABLE]))
+    (main,) = boxes(page, "main")
+    assert 0.75 * width < main["width"] < width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
+WIDE_TABLE = [Table("rules", [f"column {place}" for place in range(40)], [("row", {})])]
 
 
 def test_a_figure_of_its_own_is_drawn_as_on_the_page(browser: Any, address: str) -> None:

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file: page.py fills page.html.j2, figures are plotly's, page.js filters them.
+"""An answer as one self-contained HTML file without scripts: page.py fills page.html.j2, figures.py draws figures.
 
 Nothing in the page comes from anywhere else.
 """

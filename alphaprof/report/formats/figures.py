@@ -72,6 +72,7 @@ class Drawing:
     height: float
     paint: Callable[[Sheet], None]
     word: str = ""  # what the glossary calls what it shows
+    basis: str = ""  # what its numbers rest on; beside it on the page, and thus only written in a file
 
     def svg(self, alone: bool = False) -> str:
         """Return it as SVG, equal for equal reports. `alone`: as a file, with heading, caption and colors of its own."""
@@ -109,7 +110,7 @@ class Drawing:
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(LOOK | {"svg.hashsalt": self.name})
             heads = [(line, INK, "bold") for line in textwrap.wrap(self.heading, 52)] if alone else []
-            heads += [(line, DIM, "normal") for line in textwrap.wrap(self.caption, 60)] if alone else []
+            heads += [(line, DIM, "normal") for line in textwrap.wrap(f"{self.caption} {self.basis}", 60)] if alone else []
             sheet = Sheet(self.height, MARGIN if alone else 0, LINE * len(heads) + 6 if alone else 0)
             for row, (line, color, weight) in enumerate(heads):
                 sheet.text(0, LINE * (row + 0.8) - sheet.top, line, color=color, weight=weight)
@@ -293,16 +294,18 @@ def answer(report: RunReport) -> Drawing | None:
 
     what = "Speedup by domain" if with_times else "Tokens per round by domain"
     about = screen.about[0] if screen.about else ""
-    level = fmt.level(report.confidence)
+    bounds = "the bounds that decide, each" if with_times else "intervals"
+    caption = f"{what}, each with its best draft. Bars: {bounds} at {fmt.level(report.confidence)}."
+    if any(alone for _, _, alone in answers):
+        caption += f" {ALONE}: not certain for all {len(report.domains)} domains together (Holm)."
     return Drawing(
         "answer",
         f"{report.answer.verdict}: {about}",
-        f"{what}, each with its best draft. Bars: the bounds that decide, each at {level}."
-        if with_times
-        else f"{what}, each with its best draft; they hold on any engine. Bars: intervals at {level}.",
+        caption,
         [" ".join(filter(None, (fmt.short(row.name), row.beside, row.value, row.verdict))) for row in rows],
         _rows_height(rows) + (LINE if asked is not None else 0) + 20,
         paint,
+        basis=f"Times: {screen.times}." if with_times else f"{fmt.sentence(screen.times)}.",
     )
 
 
