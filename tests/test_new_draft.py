@@ -184,7 +184,7 @@ def test_its_rounds_are_what_the_arithmetic_says(profiled: Path) -> None:
 @pytest.mark.models
 def test_it_is_reported_with_its_own_cost(profiled: Path) -> None:
     report = answer("report", profiled)
-    (result,) = [item for item in report["results"] if item["draft"] == "oracle" and item["rule"] == "strict"]
+    (result,) = [item for item in report["sections"]["drafts"]["results"] if item["draft"] == "oracle"]
     table = Run.open(profiled).latency().to_pylist()
     (cost,) = [row for row in table if row["model"] == "oracle"]
     assert (cost["step"], cost["p10_ms"], cost["p90_ms"]) == ("lookup", COST_MS, COST_MS)
@@ -192,7 +192,7 @@ def test_it_is_reported_with_its_own_cost(profiled: Path) -> None:
     assert result["coverage"] == 1
     assert result["alpha"]["value"] == pytest.approx(1 - 1 / EVERY, abs=0.1)
     assert all(item["speedup"] is not None for item in result["gammas"])
-    losses = [item for item in report["causes"] if item["draft"] == "oracle"]
+    losses = [item for item in report["sections"]["causes"] if item["draft"] == "oracle"]
     assert losses
     assert all("prompt lookup" not in [cause["name"] for cause in item["causes"]] for item in losses)
     text = command("report", profiled)

@@ -16,6 +16,7 @@ from alphaprof.errors import OptionInvalid, RunMismatch
 from alphaprof.profiling import profile as profiling
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
+from tests.reporting import every
 from tests.runs import Silent, mixed_file, profile_file, require_same_tables
 from tests.synthetic import Recipe, write_run
 
@@ -31,8 +32,9 @@ def require_equal(found: Run, expected: Run) -> None:
     """Equal tables, and an equal report."""
     require_same_tables(Path(found.path), expected)
     reports = [build_report(run) for run in (found, expected)]
-    assert reports[0].results == reports[1].results
+    assert reports[0].answer == reports[1].answer
     assert reports[0].traffic == reports[1].traffic
+    assert every(reports[0]) == every(reports[1])
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ def test_an_interrupted_run_gives_the_numbers_of_its_shards(
     assert "partial" in {note.code for note in partial.notes}
     assert "PARTIAL" in as_terminal(partial)
     if shards is None:
-        assert (partial.results, partial.traffic) == (report.results, report.traffic)
+        assert (partial.results, partial.answer, partial.traffic) == (report.results, report.answer, report.traffic)
     else:
         assert partial.run.documents == shards * RICH.shard_documents < report.run.documents
 
