@@ -42,7 +42,7 @@ def test_reference_pages_are_what_the_declarations_say() -> None:
     assert [path.name for path, text in generated if path.read_text() != text] == []
 
 
-@pytest.mark.parametrize("command", ["report", "check", "compare", "trees", "validate", "predict", "doctor"])
+@pytest.mark.parametrize("command", ["report", "check", "compare", "validate", "predict", "doctor"])
 def test_every_answer_has_the_formats_that_the_readme_names(command: str) -> None:
     (choices,) = re.findall(r"--format\s+[<\[]([a-z|]+)[>\]]", help_of(command))  # of older typers: brackets
     named = re.search(r"with `--format md`, `html` and `json`", README)

@@ -170,7 +170,6 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("report run --format csv --show drafts", 2, "--show chooses what terminal, md and json hold", "leave out --show"),
     ("compare run:none run:small", 2, "none", ""),
     ("check run --min-alpha many", 2, "many", ""),
-    ("trees run:small --tree none.json", 2, "none.json", ""),
     ("export run:small --to rates --domain none", 2, "none", ""),
     ("schema none", 2, "none", "report, check"),
     ("import vllm none.jsonl --out new --rule strict", 3, "none.jsonl", ""),
