@@ -28,7 +28,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.costs.speedup import Mix, StepTimes
+from alphaprof.costs.rounds import StepTimes
+from alphaprof.costs.speedup import Mix
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows

@@ -14,7 +14,8 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
+from alphaprof.costs.rounds import StepTimes, free_draft
+from alphaprof.costs.speedup import Mix, spent_and_base
 from alphaprof.errors import OptionInvalid, cut
 from alphaprof.render.blocks import Block, Small, Table, table_of_rows, text_name
 from alphaprof.report import format as fmt

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.roofline import ACCELERATORS, ENGINES, Efficiency, Engine, ModelShape, draft_memory, step_ms
-from alphaprof.costs.speedup import MORE_ROUNDS, StepTimes, Timing
+from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
 from alphaprof.run.manifest import CHAIN, CostsAsked, DraftFacts, Manifest, ModelFacts

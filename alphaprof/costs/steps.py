@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from alphaprof.costs.speedup import NOTHING, StepTime, StepTimes
+from alphaprof.costs.rounds import NOTHING, StepTime, StepTimes
 from alphaprof.costs.timing import autocorrelation, step_times
 from alphaprof.stats.estimate import Array
 

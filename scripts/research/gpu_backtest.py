@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.roofline import ACCELERATORS, ENGINES, ModelShape
-from alphaprof.costs.speedup import StepTimes, full_round_costs
+from alphaprof.costs.rounds import StepTimes, full_round_costs
 from alphaprof.costs.steps import StepTable
 from alphaprof.run.manifest import CostsAsked
 

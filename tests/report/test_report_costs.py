@@ -21,7 +21,7 @@ from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question
 from alphaprof.costs.cost_model import open_costs, roofline_ms
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.costs.speedup import NOTHING, round_costs
+from alphaprof.costs.rounds import NOTHING, round_costs
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.report.build import Report, build_report

@@ -11,7 +11,8 @@ import pytest
 
 from alphaprof.commands.export.engines import export
 from alphaprof.config.load import changed_question
-from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
+from alphaprof.costs.rounds import StepTime, StepTimes
+from alphaprof.costs.speedup import Mix, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import Report, build_report
 from alphaprof.report.sections.stopping import P_MINS

@@ -13,7 +13,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import entr, rel_entr
 
-from alphaprof.costs.batch import Drafting, SharedSteps
+from alphaprof.costs.mixing import Drafting, mixing
 from alphaprof.report.sections.certificates import SLACK
 from alphaprof.report.sections.predictability import certain_runs
 from alphaprof.rules import BoundRule
@@ -138,7 +138,9 @@ def of_trees() -> Iterator[str]:
 
 def of_batches() -> Iterator[str]:
     chances, ms = np.array([0.5, 0.0, 0.5]), np.array([10, 14, 14.5])
-    alone, together = (chances @ (SharedSteps.expected(Drafting(chances), batch).verify @ ms) for batch in (1, 2))
+    alone, together = (
+        chances @ mixing(2, head=False, batch=batch, others=Drafting(chances))[:3, :3] @ ms for batch in (1, 2)
+    )
     yield f"T = ({', '.join(f'{value:g}' for value in ms)})"
     yield f"Alone the mean verification is {alone:g}; in the batch (10 + 2 · 14 + 14.5)/4 = {together:g}."
     assert together == (10 + 2 * 14 + 14.5) / 4

@@ -11,7 +11,8 @@ import numpy as np
 
 from alphaprof.commands.export.formats import ALL, EXPORTS, PROPOSING, Acceptance, Depths, Export, Over
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import UNTIMED, Decoded, Mix, StepTimes, free_draft, full_round_costs, speedup, without_draft
+from alphaprof.costs.rounds import UNTIMED, StepTimes, free_draft, full_round_costs, without_draft
+from alphaprof.costs.speedup import Decoded, Mix, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.format import count, interval, many, number, percent, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of

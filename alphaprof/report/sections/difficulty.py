@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.speedup import StepTimes, time_spent
+from alphaprof.costs.rounds import StepTimes, time_spent
 from alphaprof.report.inputs import DraftPool
 from alphaprof.report.sections.certificates import certified_positions, columns_of_certificates
 from alphaprof.rules import GREEDY, BoundRule, rules_of

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.speedup import free_draft, speedup
+from alphaprof.costs.rounds import free_draft
+from alphaprof.costs.speedup import speedup
 from alphaprof.report.model import Result
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
