@@ -129,13 +129,17 @@ class StepTimes:
             first = [self.draft_first[n] for n in range(1, gamma + 2)]
         return [*(self.target[n] for n in range(1, gamma + 2)), self.draft, *first, self.lookup, self.bookkeeping]
 
+    def ms(self, gamma: int) -> Array:
+        """Return the times of these steps, [kinds]."""
+        return np.array([step.ms for step in self.steps(gamma)])
+
     def mixing(self, gamma: int, hybrid: bool = False) -> Array:
-        """Return how often rounds run each kind of step, as `mixing.mixing` does, worked out once. `hybrid`: draft steps are
-        counted apart from drafted tokens. Noise can make a step over more tokens the shorter one: reading is free then.
+        """Return how often rounds run each of these steps, as `mixing.mixing` does, worked out once. `hybrid`: draft steps
+        are counted apart from drafted tokens. Noise can make a step over more tokens the shorter one: reading is free then.
         """
         if (gamma, hybrid) not in self._mixing:
             found = mixing(gamma, bool(self.draft_first), hybrid, self.padded, self.batch, self.others)
-            if hybrid and found[-1] @ [step.ms for step in self.steps(gamma)] <= 0:
+            if hybrid and found[-1] @ self.ms(gamma) <= 0:
                 found[-1] = 0.0
             self._mixing[gamma, hybrid] = found
         return self._mixing[gamma, hybrid]
@@ -146,7 +150,7 @@ class StepTimes:
 
     def prices(self, gamma: int, hybrid: bool = False) -> Prices:
         """Return what everything costs that rounds are counted by, in decode steps."""
-        found = self.mixing(gamma, hybrid) @ [step.ms for step in self.steps(gamma)] / self.decode.ms
+        found = self.mixing(gamma, hybrid) @ self.ms(gamma) / self.decode.ms
         return Prices(found[: gamma + 1], found[gamma + 1 : -5], *found[-5:].tolist())
 
 
@@ -238,10 +242,8 @@ def time_by_step(counts: RoundCounts, times: StepTimes) -> Array:
     gamma = counts.drafted.shape[1]
     accepted = np.array([0.0, *counts.accepted.sum(0), 0.0])  # after none a first step takes no longer
     apart = [0.0 if column is None else float(column.sum()) for column in _counted_apart(counts, times)]
-    run = np.concatenate([counts.exactly, accepted[:-1] - accepted[1:], apart]) @ times.mixing(
-        gamma, counts.steps is not None
-    )
-    return np.asarray(run * [step.ms for step in times.steps(gamma)] / times.decode.ms)
+    counted = np.concatenate([counts.exactly, accepted[:-1] - accepted[1:], apart])
+    return np.asarray(counted @ times.mixing(gamma, counts.steps is not None) * times.ms(gamma) / times.decode.ms)
 
 
 def doubtful_time(counts: RoundCounts, times: StepTimes) -> float:
@@ -284,7 +286,7 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     other sequences may draft as they are expected to, or all do the same: that bounds what all of them cost together,
     whatever they draft.
     """
-    ms, emitted = np.array([step.ms for step in times.steps(gamma)]), np.arange(1, gamma + 2)
+    ms, emitted = times.ms(gamma), np.arange(1, gamma + 2)
     later = soonest = times.prices(gamma).accepted
     if times.optional:
         later = np.maximum(later, emitted * times.prices(gamma, hybrid=True).read)

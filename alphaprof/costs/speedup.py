@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from alphaprof.costs.rounds import (
+    NOTHING,
     StepTime,
     StepTimes,
     cost_bounds,
     doubtful_time,
     time_by_step,
     time_spent,
-    without_draft,
 )
 from alphaprof.costs.timing import SLOW_TAIL, median_error, unheld
 from alphaprof.stats.estimate import (
@@ -45,6 +45,19 @@ LARGEST = 600.0  # of a logarithm that is turned into a number
 Decoded = tuple[RoundCounts, StepTimes]  # how documents are decoded, and what the steps take
 # How the documents of a domain are decoded: all in one way, or parts of them, which share no cluster, each in its own way.
 Domain = Decoded | list[Decoded]
+
+
+class TimingError(NamedTuple):
+    """What step times make uncertain of a ratio of two times: a relative standard error and its degrees of freedom; and as
+    in `Speedup`, `flattered`, `waited`, `redrawn` and `tail`, here also if it is small.
+    """
+
+    error: float
+    freedom: float
+    flattered: float
+    waited: float
+    redrawn: bool
+    tail: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,45 @@ class Speedup:
     doubt: float = 0.0
     redrawn: bool = True
     tail: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        time: Ratio,
+        bounds: Sequence[tuple[float, float]],
+        timing: TimingError,
+        doubt: float,
+        apart: tuple[Sequence[Ratio], Sequence[float]] | None = None,
+    ) -> Speedup:
+        """From the relative `time`, the least and the most that a token can cost in each domain, and the error of step
+        times. `apart`: of domains with given weights, the time of each by itself and what part it takes of the whole.
+        """
+        best, worst = min(least for least, _ in bounds), max(most for _, most in bounds)
+        times, parts = apart or ([time], [1.0])
+        ends = bounds if apart else [(best, worst)]
+        shares = [part * unseen(one.documents) for part, one in zip(parts, times, strict=True)]
+        more = [share * max(most / one.value - 1, 0.0) for share, one, (_, most) in zip(shares, times, ends, strict=True)]
+        less = [share * max(1 - least / one.value, 0.0) for share, one, (least, _) in zip(shares, times, ends, strict=True)]
+        # The same documents may lie far out in all domains.
+        together = time.documents < sum(one.documents for one in times)
+        return cls(
+            value=1 / time.value,
+            sampling_error=time.stderr / time.value,
+            timing_error=timing.error,
+            timing_freedom=timing.freedom,
+            flattered=timing.flattered,
+            waited=timing.waited,
+            redrawn=timing.redrawn,
+            tail=timing.tail if timing.tail > SLOW_TAIL else 0.0,  # of both halves of the rounds together
+            freedom=time.freedom,
+            documents=time.documents,
+            least=1 / worst,
+            most=1 / best,
+            skewness=time.skewness / time.value,
+            unseen_slower=sum(more) if together else math.hypot(*more),
+            unseen_faster=sum(less) if together else math.hypot(*less),
+            doubt=doubt,
+        )
 
     def bounds(self, tail: float) -> tuple[float, float]:
         """Return lower and upper bound, each missing with probability `tail`, inside what step times allow.
@@ -149,19 +201,17 @@ class Sums(NamedTuple):
     clusters: Array
     parts: tuple[float, ...]
 
+    @classmethod
+    def of(cls, domain: Domain) -> Sums:
+        """Of all parts of a domain."""
+        each = [(*spent_and_base(*part), present(part[0].cluster)) for part in parts_of(domain)]
+        spent, base, clusters = each[0] if len(each) == 1 else map(np.concatenate, zip(*each, strict=True))
+        return cls(spent, base, clusters, tuple(float(part.sum()) for part, _, _ in each))
+
 
 def parts_of(domain: Domain) -> list[Decoded]:
     """Return the parts of a domain; one if it is all decoded in one way."""
     return domain if isinstance(domain, list) else [domain]
-
-
-def _sums(domain: Domain) -> Sums:
-    each = [(*spent_and_base(*part), present(part[0].cluster)) for part in parts_of(domain)]
-    parts = tuple(float(spent.sum()) for spent, _, _ in each)
-    if len(each) == 1:
-        return Sums(*each[0], parts)
-    spent, base, clusters = (np.concatenate(side) for side in zip(*each, strict=True))
-    return Sums(spent, base, clusters, parts)
 
 
 def spent_and_base(counts: RoundCounts, times: StepTimes) -> tuple[Array, Array]:
@@ -183,63 +233,16 @@ def total_times(counts: RoundCounts, times: StepTimes) -> tuple[float, float]:
     return float(time_by_step(counts, times).sum()), float(counts.tokens.sum())
 
 
-class Spent(NamedTuple):
-    """What rounds of up to `gamma` drafts spend on each kind of step, as shares of some whole time, [kinds]."""
-
-    shares: Array
-    gamma: int
-    times: StepTimes
-
-
-def _spent_on(domains: Sequence[Domain], sums: Sequence[Sums], scale: Sequence[float]) -> tuple[list[Spent], list[Spent]]:
-    """Return what the time with the draft is spent on, and the time without, decode steps alone. `scale`: by which a
-    domain's time in decode steps counts in the whole.
+def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
+    """Return the speedup of traffic whose output tokens fall on domains with known `weights`, which share the steps of a
+    batch; None if one has no tokens. Tables and gates use it; the verdict's way is `Mix`.
     """
-    spent, plain = list[Spent](), list[Spent]()
-    whole = sum(each * sum(one.parts) for each, one in zip(scale, sums, strict=True))
-    for domain, each, one in zip(domains, scale, sums, strict=True):
-        for (counts, times), part in zip(parts_of(domain), one.parts, strict=True):
-            if counts.tokens.sum() > 0:
-                for side, way in ((spent, (counts, times)), (plain, without_draft(counts, times))):
-                    steps = time_by_step(*way)
-                    side.append(Spent(each * part / whole * steps / steps.sum(), way[0].drafted.shape[1], way[1]))
-    return spent, plain
+    return Mix((), tuple(weights)).speedup(domains, times)
 
 
 def _covered(domains: Sequence[Domain]) -> bool:
     """Return whether there are times of all these rounds."""
     return all(times.covers(counts.drafted.shape[1]) for domain in domains for counts, times in parts_of(domain))
-
-
-def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
-    """Return the speedup of traffic whose output tokens fall on domains with known `weights`, which share the steps of a
-    batch; None if one has no tokens. Tables and gates use it; the verdict's way is `Mix`.
-    """
-    times = times.mixed(domains, weights)
-    return _by_weights([(counts, times) for counts in domains], weights)
-
-
-def _by_weights(domains: Sequence[Domain], weights: Sequence[float]) -> Speedup | None:
-    """Return speedup of traffic whose output tokens fall on domains with known `weights`; None if a domain has no tokens.
-
-    1 / sum(w_d r_d) with r_d the relative time of a domain: shares of tokens weigh times, not speedups. Sampling errors
-    of domains add up as independent ones, except for clusters that lie in several of them; Welch-Satterthwaite degrees of
-    freedom. A domain of weight 0 does not matter.
-    """
-    domains = [domain for domain, weight in zip(domains, weights, strict=True) if weight > 0]
-    weights = [weight for weight in weights if weight > 0]
-    sums = [_sums(domain) for domain in domains] if _covered(domains) else []
-    if not sums or any(each.base.sum() == 0 for each in sums):
-        return None
-    ratios = [ratio(each.spent, each.base) for each in sums]
-    parts = [weight * one.value for weight, one in zip(weights, ratios, strict=True)]
-    whole = weighted_sum(weights, ratios, [each[:3] for each in sums])
-    scale = [weight / float(each.base.sum()) for weight, each in zip(weights, sums, strict=True)]
-    traffic = _from_time(whole, _token_bounds(domains), _timing_error(*_spent_on(domains, sums, scale)))
-    each = [_from_time(one, _token_bounds([domain]), EXACT) for one, domain in zip(ratios, domains, strict=True)]
-    slower, faster = _unseen_apart(each, [part / whole.value for part in parts], whole.documents)
-    doubts = sum(part * _doubt([domain]) for part, domain in zip(parts, domains, strict=True))
-    return replace(traffic, unseen_slower=slower, unseen_faster=faster, doubt=doubts / whole.value)
 
 
 def _doubt(domains: Sequence[Domain]) -> float:
@@ -249,51 +252,20 @@ def _doubt(domains: Sequence[Domain]) -> float:
     return doubts / sum(float(time_by_step(*part).sum()) for part in parts) if doubts else 0.0
 
 
-def _unseen_apart(domains: Sequence[Speedup], parts: Sequence[float], documents: int) -> tuple[float, float]:
-    """Return what unseen documents of domains with given weights could add to the time and take away, as shares of it.
-    `parts`: what each domain takes of it; `documents`: how many different ones all have together.
-    """
-    apart = documents == sum(one.documents for one in domains)
-    together = math.hypot if apart else lambda *shares: sum(shares)  # the same documents may lie far out in all domains
-    slower = together(*(part * one.unseen_slower for part, one in zip(parts, domains, strict=True)))
-    return slower, together(*(part * one.unseen_faster for part, one in zip(parts, domains, strict=True)))
-
-
-def _as_sampled(domains: Sequence[Domain], strata: Array | None) -> Speedup | None:
-    """Return speedup of the traffic that all these documents were drawn from: one ratio over them, whose error includes that
-    of the domains' shares. None if there are no tokens.
-
-    `strata` [units]: the stratum of each cluster, by its number; a fixed number of documents was drawn from each. None: all
-    were drawn from one.
-    """
-    domains = [domain for domain in domains if any(counts.tokens.sum() > 0 for counts, _ in parts_of(domain))]
-    if not domains or not _covered(domains):
-        return None
-    sums = [_sums(domain) for domain in domains]
-    time = _ratio_of_all(domains, sums, strata)
-    timing = _timing_error(*_spent_on(domains, sums, [1.0] * len(domains)))
-    return replace(_from_time(time, _token_bounds(domains), timing), doubt=_doubt(domains))
-
-
-def _ratio_of_all(domains: Sequence[Domain], sums: Sequence[Sums], strata: Array | None) -> Ratio:
-    """Return the ratio of what all domains spent to what they would spend without a draft. `strata`: those of all clusters,
-    by their numbers.
-    """
-    spent, base, clusters = (np.concatenate([each[side] for each in sums]) for side in range(3))
-    if np.bincount(clusters).max() > 1:  # else there is nothing to add up
-        (spent, base), clusters = by_cluster(clusters, spent, base), present(clusters)
-    if strata is None or not strata.any():
-        return ratio(spent, base)
-    documents = [counts.cluster for domain in domains for counts, _ in parts_of(domain)]
-    sizes = np.bincount(np.concatenate(documents))[clusters]
-    return ratio(spent, base, strata[clusters], sizes.astype(np.float64))
-
-
-def _token_bounds(domains: Sequence[Domain]) -> tuple[float, float]:
-    """Return the least and the most that a token can cost in any of some domains."""
-    parts = [part for domain in domains for part in parts_of(domain)]
-    each = [cost_bounds(times, counts.drafted.shape[1]) for counts, times in parts]
+def _token_bounds(domain: Domain) -> tuple[float, float]:
+    """Return the least and the most that a token can cost in a domain."""
+    each = [cost_bounds(times, counts.drafted.shape[1]) for counts, times in parts_of(domain)]
     return min(least for least, _ in each), max(most for _, most in each)
+
+
+def _gain_bounds(first: Domain, second: Domain) -> tuple[float, float]:
+    """Return the least and the most that a token can take the second way, in units of what it takes the first way."""
+    bounds = [(1.0, 1.0)]
+    for one, two in zip(parts_of(first), parts_of(second), strict=True):
+        if one is not two:
+            (least, most), (low, high) = _token_bounds(one), _token_bounds(two)
+            bounds.append((low / most, high / least))
+    return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
 @dataclass(frozen=True)
@@ -323,10 +295,49 @@ class Mix:
         return [(each, times) for each in counts]
 
     def routed(self, domains: Sequence[Domain]) -> Speedup | None:
-        """Return the same where each domain, or each part of one, is decoded in its own way."""
-        if self.weights is None:
-            return _as_sampled(domains, self.strata)
-        return _by_weights(domains, self.weights)
+        """Return the speedup where each domain, or each part of one, is decoded in its own way; None if there are no tokens
+        (of given weights: if any domain has none), or no times of its rounds.
+
+        By given weights it is 1 / sum(w_d r_d) with r_d the relative time of a domain: shares of tokens weigh times, not
+        speedups. As drawn it is one ratio over all documents, whose error includes that of the domains' shares.
+        """
+        weights, (domains,) = self._counted(domains)
+        if not weights:
+            return None
+        sums = [Sums.of(domain) for domain in domains]
+        bases = [float(each.base.sum()) if self.weights else 1.0 for each in sums]
+        scale = [weight / base for weight, base in zip(weights, bases, strict=True)]
+        bounds, timing = [_token_bounds(domain) for domain in domains], _timing_error(_spent_on(domains, sums, scale))
+        if not self.weights:
+            return Speedup.of(self._as_drawn(domains, sums), bounds, timing, _doubt(domains))
+        ratios = [ratio(each.spent, each.base) for each in sums]
+        time = weighted_sum(weights, ratios, [each[:3] for each in sums])
+        parts = [weight * one.value / time.value for weight, one in zip(weights, ratios, strict=True)]
+        doubt = sum(part * _doubt([domain]) for part, domain in zip(parts, domains, strict=True))
+        return Speedup.of(time, bounds, timing, doubt, (ratios, parts))
+
+    def _counted(self, *ways: Sequence[Domain]) -> tuple[list[float], list[list[Domain]]]:
+        """Return the weights of the domains that count (1 each, as drawn), and how these are decoded each way; no weights if
+        no speedup is known.
+        """
+        given = self.weights or (1.0,) * len(ways[0])
+        seen = [any(counts.tokens.sum() > 0 for counts, _ in parts_of(domain)) for domain in ways[0]]
+        kept = [place for place, weight in enumerate(given) if weight > 0 and seen[place]]
+        every = [[way[place] for place in kept] for way in ways]
+        lacking = self.weights and len(kept) < sum(weight > 0 for weight in given)
+        known = not lacking and all(map(_covered, every))
+        return [given[place] for place in kept] if known else [], every
+
+    def _as_drawn(self, domains: Sequence[Domain], sums: Sequence[Sums]) -> Ratio:
+        """Return the ratio of what all domains spent to what they would spend without a draft."""
+        spent, base, clusters = (np.concatenate([each[side] for each in sums]) for side in range(3))
+        if np.bincount(clusters).max() > 1:  # else there is nothing to add up
+            (spent, base), clusters = by_cluster(clusters, spent, base), present(clusters)
+        if self.strata is None or not self.strata.any():
+            return ratio(spent, base)
+        documents = [counts.cluster for domain in domains for counts, _ in parts_of(domain)]
+        sizes = np.bincount(np.concatenate(documents))[clusters]
+        return ratio(spent, base, self.strata[clusters], sizes.astype(np.float64))
 
     def value(self, domains: Sequence[Domain]) -> float | None:
         """Return the value of `routed` alone, which takes a fraction of its time."""
@@ -361,13 +372,11 @@ class Mix:
         With T = sum(w_d spent_d / base_d) of each way and R = T_2 / T_1, the error of R is that of
         sum(w_d (spent_2d - R spent_1d) / base_d) / T_1: what a document costs either way cancels out.
         """
-        given = self.weights or (1.0,) * len(first)
-        seen = [any(counts.tokens.sum() > 0 for counts, _ in parts_of(domain)) for domain in first]
-        kept = [place for place, weight in enumerate(given) if weight > 0 and seen[place]]
-        if not kept or not _covered([*first, *second]) or (self.weights and len(kept) < sum(weight > 0 for weight in given)):
+        weights, ways = self._counted(first, second)
+        if not weights:
             return None
-        weights, ways = [given[place] for place in kept], [[way[place] for place in kept] for way in (first, second)]
-        one, two = ([_sums(domain) for domain in way] for way in ways)
+        first, second = ways
+        one, two = ([Sums.of(domain) for domain in way] for way in ways)
         bases = [float(each.base.sum()) for each in one]
         scale = [weight / (base if self.weights else sum(bases)) for weight, base in zip(weights, bases, strict=True)]
         parts = [[each * float(sums.spent.sum()) for each, sums in zip(scale, way, strict=True)] for way in (one, two)]
@@ -376,76 +385,18 @@ class Mix:
         if self.weights:
             error = weighted_sum(weights, [ratio(*each[:2]) for each in off], [each[:3] for each in off])
         else:
-            error = _ratio_of_all(ways[0], off, self.strata)
+            error = self._as_drawn(first, off)
         relative = Ratio(time, error.stderr / whole, error.documents, error.freedom, error.third / whole**3)
-        before, after = (_spent_on(way, sums, scale)[0] for way, sums in zip(ways, (one, two), strict=True))
-        gain = _from_time(relative, _gain_bounds(*ways), _timing_error(after, before))
-        slower, faster, doubt = gain.unseen_slower, gain.unseen_faster, sum(map(_doubt, ways))
-        if self.weights:
-            apart = [part / sum(parts[1]) for part in parts[1]]
-            slower, faster = _unseen_apart([_gain_alone(*pair) for pair in zip(*ways, strict=True)], apart, gain.documents)
+        bounds = [_gain_bounds(*pair) for pair in zip(first, second, strict=True)]
+        timing = _timing_error(_spent_on(second, two, scale), _spent_on(first, one, scale))
+        alone = [
+            Ratio(float(after.spent.sum() / before.spent.sum()), 0.0, distinct(before.clusters[before.base > 0]), 0.0)
+            for before, after in zip(one, two, strict=True)
+        ]
+        apart = (alone, [part / sum(parts[1]) for part in parts[1]]) if self.weights else None
+        gain = Speedup.of(relative, bounds, timing, sum(map(_doubt, ways)), apart)
         # A document can be at the far end either way, hardly at both: decisions/019.
-        return replace(gain, unseen_slower=FAR * slower, unseen_faster=FAR * faster, doubt=doubt)
-
-
-def _gain_alone(first: Domain, second: Domain) -> Speedup:
-    """Return how many times as fast the second way is in one domain, without an error: for what unseen documents make of
-    it.
-    """
-    before, after = _sums(first), _sums(second)
-    documents = distinct(before.clusters[before.base > 0])
-    time = Ratio(float(after.spent.sum() / before.spent.sum()), 0.0, documents, 0.0)
-    return _from_time(time, _gain_bounds([first], [second]), EXACT)
-
-
-def _gain_bounds(first: Sequence[Domain], second: Sequence[Domain]) -> tuple[float, float]:
-    """Return the least and the most that a token can take the second way, in units of what it takes the first way."""
-    bounds, sides = [(1.0, 1.0)], ([part for domain in way for part in parts_of(domain)] for way in (first, second))
-    for one, two in zip(*sides, strict=True):
-        if one is not two:
-            (least, most), (low, high) = _token_bounds([one]), _token_bounds([two])
-            bounds.append((low / most, high / least))
-    return min(low for low, _ in bounds), max(high for _, high in bounds)
-
-
-class TimingError(NamedTuple):
-    """What step times make uncertain of a ratio of two times: a relative standard error and its degrees of freedom; and as
-    in `Speedup`, `flattered`, `waited`, `redrawn` and `tail`, here also if it is small.
-    """
-
-    error: float
-    freedom: float
-    flattered: float = 0.0
-    waited: float = 0.0
-    redrawn: bool = False
-    tail: float = 0.0
-
-
-EXACT = TimingError(0.0, math.inf)
-
-
-def _from_time(time: Ratio, bounds: tuple[float, float], timing: TimingError) -> Speedup:
-    """Return the speedup from the relative `time`, the least and the most that a token can cost, and the error of step
-    times.
-    """
-    (best, worst), share = bounds, unseen(time.documents)
-    return Speedup(
-        value=1 / time.value,
-        sampling_error=time.stderr / time.value,
-        timing_error=timing.error,
-        timing_freedom=timing.freedom,
-        flattered=timing.flattered,
-        waited=timing.waited,
-        redrawn=timing.redrawn,
-        tail=timing.tail if timing.tail > SLOW_TAIL else 0.0,  # of both halves of the rounds together
-        freedom=time.freedom,
-        documents=time.documents,
-        least=1 / worst,
-        most=1 / best,
-        skewness=time.skewness / time.value,
-        unseen_slower=share * max(worst / time.value - 1, 0.0),
-        unseen_faster=share * max(1 - best / time.value, 0.0),
-    )
+        return replace(gain, unseen_slower=FAR * gain.unseen_slower, unseen_faster=FAR * gain.unseen_faster)
 
 
 def with_prefill(domain: Domain, prefill: Sequence[tuple[Array, Array]]) -> Speedup | None:
@@ -457,27 +408,53 @@ def with_prefill(domain: Domain, prefill: Sequence[tuple[Array, Array]]) -> Spee
     """
     if not _covered([domain]):
         return None
-    parts, sums = parts_of(domain), _sums(domain)
+    parts, sums = parts_of(domain), Sums.of(domain)
     spent, base = sums.spent, sums.base
     if base.sum() == 0:
         return None
     read = [by_cluster(counts.cluster, *each) for (counts, _), each in zip(parts, prefill, strict=True)]
     prompts, more = (np.concatenate(side) for side in zip(*read, strict=True))
-    best, worst = _token_bounds([domain])
+    best, worst = _token_bounds(domain)
     slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
     time = ratio(spent + prompts + more, base + prompts)
-    decoding = float(spent.sum() / (spent + prompts + more).sum())
-    shares, plain = _spent_on([domain], [sums], [1.0])
-    before = float(base.sum() / (base + prompts).sum())
-    scaled = [each._replace(shares=decoding * each.shares) for each in shares]
-    timing = _timing_error(scaled, [each._replace(shares=before * each.shares) for each in plain])
-    whole = _from_time(time, (min(best, 1.0), slowest), timing)
-    return replace(whole, doubt=decoding * _doubt([domain]))
+    # What is decoding of the time with the draft, and of that without; the rest is exact.
+    decoding, before = float(spent.sum() / (spent + prompts + more).sum()), float(base.sum() / (base + prompts).sum())
+    each = _spent_on([domain], [sums], [1.0])
+    with_draft, plain = ([one._replace(shares=share * one.shares) for one in each] for share in (decoding, before))
+    timing = _timing_error(with_draft, _plain(plain))
+    return Speedup.of(time, [(min(best, 1.0), slowest)], timing, decoding * _doubt([domain]))
 
 
-def _timing_error(spent: Sequence[Spent], base: Sequence[Spent]) -> TimingError:
+class Spent(NamedTuple):
+    """What rounds of up to `gamma` drafts spend on each kind of step, as shares of some whole time, [kinds]."""
+
+    shares: Array
+    gamma: int
+    times: StepTimes
+
+
+def _spent_on(domains: Sequence[Domain], sums: Sequence[Sums], scale: Sequence[float]) -> list[Spent]:
+    """Return what the time with the draft is spent on. `scale`: by which a domain's time in decode steps counts in the
+    whole.
+    """
+    found, whole = list[Spent](), sum(each * sum(one.parts) for each, one in zip(scale, sums, strict=True))
+    for domain, each, one in zip(domains, scale, sums, strict=True):
+        for (counts, times), part in zip(parts_of(domain), one.parts, strict=True):
+            if counts.tokens.sum() > 0:
+                steps = time_by_step(counts, times)
+                found.append(Spent(each * part / whole * steps / steps.sum(), counts.drafted.shape[1], times))
+    return found
+
+
+def _plain(spent: Sequence[Spent]) -> list[Spent]:
+    """Return the same parts of a time that is spent on decode steps alone."""
+    times = [StepTimes(each.times.target, NOTHING, half=each.times.half) for each in spent]
+    return [Spent(np.array([each.shares.sum(), 0, 0, 0, 0]), 0, one) for each, one in zip(spent, times, strict=True)]
+
+
+def _timing_error(spent: Sequence[Spent], base: Sequence[Spent] = ()) -> TimingError:
     """Return the error that step times give the ratio of two times: of what it is `spent` on with the draft, and of the
-    `base`, decode steps. A step of both, or of several parts, has one error.
+    `base` (none: decode steps alone). A step of both, or of several parts, has one error.
 
     Times of interleaved rounds give a ratio for each round, whose median has an interval; the errors of two halves of the
     rounds are independent. Times with an error of their own are independent: the derivative of the ratio's logarithm by
@@ -486,11 +463,11 @@ def _timing_error(spent: Sequence[Spent], base: Sequence[Spent]) -> TimingError:
     nothing says that two drafts are off by the same. Of such steps each has an error of its own besides, `OWN_ERROR` of the
     shared one, or two gammas of a draft would have none.
     """
+    base = base or _plain(spent)
     halves = list(dict.fromkeys(part.times.half for part in spent))
     if len(halves) > 1:
-        each = [
-            _timing_error(*([part for part in side if part.times.half == half] for side in (spent, base))) for half in halves
-        ]
+        cut = ([[part for part in side if part.times.half == half] for side in (spent, base)] for half in halves)
+        each = [_timing_error(*sides) for sides in cut]
         squares, freedom = [one.error**2 for one in each], 0.0  # a half of too few rounds has no error
         if math.isfinite(sum(squares)):
             moments = sum(square**2 / one.freedom for square, one in zip(squares, each, strict=True) if square > 0)
@@ -533,6 +510,6 @@ def _flattered(spent: Sequence[Spent], base: Sequence[Spent]) -> float:
     more = [1.0, 1.0]
     for side, parts in enumerate((base, spent)):
         for shares, gamma, times in parts:
-            ms = np.array([step.ms for step in times.steps(gamma)[: gamma + 1]])
-            more[side] += float(shares[: gamma + 1] @ np.maximum(times.decode.ms / ms - 1, 0.0))
+            verified = slice(gamma + 1)
+            more[side] += float(shares[verified] @ np.maximum(times.decode.ms / times.ms(gamma)[verified] - 1, 0.0))
     return max(more[1] / more[0] - 1, 0.0)

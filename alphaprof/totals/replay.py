@@ -126,12 +126,6 @@ class RoundCounts:
         at_least = np.array([self.rounds.sum(), *self.drafted.sum(0), 0.0])
         return np.asarray(at_least[:-1] - at_least[1:])
 
-    @property
-    def after(self) -> Array:
-        """Rounds of all documents that drafted any and got exactly a = 0..gamma drafts accepted, [gamma + 1]."""
-        at_least = np.array([self.exactly[1:].sum(), *(depth.sum() for depth in self.accepted.T), 0.0])
-        return np.asarray(at_least[:-1] - at_least[1:])
-
     def rows(self, chosen: Array) -> RoundCounts:
         """Return some of the documents."""
         places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
