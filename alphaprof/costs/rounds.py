@@ -134,24 +134,28 @@ class StepTimes:
         return np.array([step.ms for step in self.steps(gamma)])
 
     def mixing(self, gamma: int, hybrid: bool = False) -> Array:
-        """Return how often rounds run each of these steps, as `mixing.mixing` does, worked out once. `hybrid`: draft steps
-        are counted apart from drafted tokens. Noise can make a step over more tokens the shorter one: reading is free then.
+        """Return how often rounds run each of these steps, as `mixing.mixing` does. `hybrid`: draft steps are counted apart
+        from drafted tokens. Noise can make a step over more tokens the shorter one: reading is free then.
         """
-        if (gamma, hybrid) not in self._mixing:
-            found = mixing(gamma, bool(self.draft_first), hybrid, self.padded, self.batch, self.others)
-            if hybrid and found[-1] @ self.ms(gamma) <= 0:
-                found[-1] = 0.0
-            self._mixing[gamma, hybrid] = found
-        return self._mixing[gamma, hybrid]
-
-    @cached_property
-    def _mixing(self) -> dict[tuple[int, bool], Array]:
-        return {}
+        return self._priced(gamma, hybrid)[0]
 
     def prices(self, gamma: int, hybrid: bool = False) -> Prices:
         """Return what everything costs that rounds are counted by, in decode steps."""
-        found = self.mixing(gamma, hybrid) @ self.ms(gamma) / self.decode.ms
-        return Prices(found[: gamma + 1], found[gamma + 1 : -5], *found[-5:].tolist())
+        return self._priced(gamma, hybrid)[1]
+
+    def _priced(self, gamma: int, hybrid: bool) -> tuple[Array, Prices]:
+        if (gamma, hybrid) not in self._known:
+            found, ms = mixing(gamma, bool(self.draft_first), hybrid, self.padded, self.batch, self.others), self.ms(gamma)
+            found[-1] *= found[-1] @ ms > 0
+            each = found @ ms / self.decode.ms
+            each.flags.writeable = False
+            self._known[gamma, hybrid] = found, Prices(each[: gamma + 1], each[gamma + 1 : -5], *each[-5:].tolist())
+        return self._known[gamma, hybrid]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, bool], tuple[Array, Prices]]:
+        """Worked out once, by gamma and whether rounds are a hybrid's."""
+        return {}
 
 
 class Prices(NamedTuple):
@@ -240,7 +244,7 @@ def time_by_step(counts: RoundCounts, times: StepTimes) -> Array:
     steps, so one of them may be below 0.
     """
     gamma = counts.drafted.shape[1]
-    accepted = np.array([0.0, *counts.accepted.sum(0), 0.0])  # after none a first step takes no longer
+    accepted = np.array([0.0, *np.einsum("dg->g", counts.accepted), 0.0])  # after none a first step takes no longer
     apart = [0.0 if column is None else float(column.sum()) for column in _counted_apart(counts, times)]
     counted = np.concatenate([counts.exactly, accepted[:-1] - accepted[1:], apart])
     return np.asarray(counted @ times.mixing(gamma, counts.steps is not None) * times.ms(gamma) / times.decode.ms)

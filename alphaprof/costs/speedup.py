@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from alphaprof.costs.mixing import ROUNDING
 from alphaprof.costs.rounds import (
     NOTHING,
     StepTime,
@@ -230,7 +231,7 @@ def total_times(counts: RoundCounts, times: StepTimes) -> tuple[float, float]:
     if counts.control.any():
         spent, base = spent_and_base(counts, times)
         return float(spent.sum()), float(base.sum())
-    return float(time_by_step(counts, times).sum()), float(counts.tokens.sum())
+    return float(time_spent(counts, times).sum()), float(counts.tokens.sum())
 
 
 def speedup(domains: Sequence[RoundCounts], weights: Sequence[float], times: StepTimes) -> Speedup | None:
@@ -249,7 +250,7 @@ def _doubt(domains: Sequence[Domain]) -> float:
     """Return what `doubtful_time` is of the time of some documents."""
     parts = [part for domain in domains for part in parts_of(domain)]
     doubts = sum(doubtful_time(*part) for part in parts)
-    return doubts / sum(float(time_by_step(*part).sum()) for part in parts) if doubts else 0.0
+    return doubts / sum(float(time_spent(*part).sum()) for part in parts) if doubts else 0.0
 
 
 def _token_bounds(domain: Domain) -> tuple[float, float]:
@@ -489,7 +490,7 @@ def _timing_error(spent: Sequence[Spent], base: Sequence[Spent] = ()) -> TimingE
                 key = place if place < verified else id(step)  # a verification is the same step with any draft
                 kinds.setdefault(key, (step, [0.0, 0.0]))[1][side] += share
                 shared[owner] = shared.get(owner, 0.0) + (share if side else -share) * step.shared_error
-    used = [(step, shares) for step, shares in kinds.values() if any(shares)]
+    used = [(step, shares) for step, shares in kinds.values() if max(map(abs, shares)) > ROUNDING]
     steps, (before, after) = [step for step, _ in used], np.array([shares for _, shares in used]).T
     doubts = _flattered(spent, base), max(unheld(step.waiting) for step in steps), any(step.redrawn for step in steps)
     if rounds := min(len(step.rounds) for step in steps):
