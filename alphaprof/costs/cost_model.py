@@ -79,7 +79,8 @@ def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]
     own = added_by_engine(costs) != engine or any(
         (getattr(costs, name) or None) != (getattr(usual, name) or None) for name in FITTED_WITH
     )
-    factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
+    outside = costs.accelerator != engine.accelerator or batch > engine.batch or context > engine.context
+    factor = engine.factor**2 if own or outside else engine.factor
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     if factor == engine.factor:
         return factor, f"{ground}; 90% of published speedups lie within factor {factor:.2f} (outside: its square)"
@@ -267,23 +268,20 @@ class CostModel:
     def timing(self, concurrency: int) -> Timing:
         """Return the same for a verdict, with the reasons of drafts that have none; worked out once."""
         if concurrency not in self._known:
-            self._known[concurrency] = self._timing(concurrency)
+            times, missing = self._times(self.table, concurrency)
+            first, second = (  # without rounds both are of the same steps, whose errors are the same: not independent
+                {
+                    draft: dataclasses.replace(each, half=place) if each.rounds else times[draft]
+                    for draft, each in self._times(half, concurrency)[0].items()
+                }
+                for place, half in enumerate(self.table.halves)
+            )
+            self._known[concurrency] = Timing(times, self.basis, missing, (first, second), SURER[self.options.source])
         return self._known[concurrency]
 
     @cached_property
     def _known(self) -> dict[int, Timing]:
         return {}
-
-    def _timing(self, concurrency: int) -> Timing:
-        times, missing = self._times(self.table, concurrency)
-        first, second = (  # without rounds both are of the same steps, whose errors are the same: not independent
-            {
-                draft: dataclasses.replace(each, half=place) if each.rounds else times[draft]
-                for draft, each in self._times(half, concurrency)[0].items()
-            }
-            for place, half in enumerate(self.table.halves)
-        )
-        return Timing(times, self.basis, missing, (first, second), SURER[self.options.source])
 
     @property
     def basis(self) -> str:

@@ -47,39 +47,42 @@ def mixing(
     counted apart. `padded`: every sequence is verified over gamma + 1 tokens, whatever it drafts. `others`: how each other
     sequence of the batch drafts, by itself; None: as much as this one.
     """
-    drafted = np.arange(gamma + 1)
-    verify = np.eye(gamma + 1)[[gamma] * (gamma + 1)] if padded else np.eye(gamma + 1)
-    begins = np.where(drafted > 0, 1.0, 0.0)  # chances that the batch drafts anything
-    waits, started_elsewhere, steps_elsewhere = np.zeros(gamma + 1), 0.0, 0.0
-    chances = np.zeros(1) if others is None else np.where(others.chances < ROUNDING, 0.0, others.chances)
-    if others is not None and batch > 1 and chances[:-1].any():
-        needed = drafted + (others.discards & (drafted < gamma))
-        most = np.diff(np.cumsum(chances) ** (batch - 1), prepend=0.0)  # of what the sequence drafts that drafts most
-        waits = np.maximum(needed - needed[:, None], 0) @ most
-        begins[0] = 1 - float(chances[0]) ** (batch - 1)
-        started_elsewhere, steps_elsewhere = 1 - (1 - others.starts) ** (batch - 1), others.steps
-        if not padded:
-            verify = _verified(chances, batch)
-
     draft, first = gamma + 1, gamma + 2  # columns; the last two are search and bookkeeping
     found = np.zeros((2 * gamma + 7, first + (gamma + 1 if head else 1) + 2))
     rounds, after, (unused, steps, started, idle, read) = found[: gamma + 1], found[gamma + 1 : -5], found[-5:]
-    rounds[:, : gamma + 1], rounds[:, -2], rounds[:, -1] = verify, 1.0, begins
+    drafted = np.arange(gamma + 1)
+    rounds[drafted, gamma if padded else drafted] = rounds[:, -2] = rounds[1:, -1] = 1.0
     if hybrid:
         steps[draft] = 1.0
         if head:
             started[[draft, first]] = -1.0, 1.0
         tokens = gamma if head else 1  # more tokens than these were not timed: each is taken to cost the same
         read[first if head else draft], read[-3] = -1 / tokens, 1 / tokens
-        idle += started_elsewhere * (steps_elsewhere * steps + started)  # they wait for the steps of others
+    else:
+        rounds[:, draft], unused[draft] = drafted, 1.0
+        if head:
+            rounds[1:, first], rounds[1:, draft] = 1.0, drafted[1:] - 1
+            after[:, first:-2] = np.eye(gamma + 1)
+            after[:, first] -= 1.0
+        elif gamma:
+            after[gamma, [draft, first]] = -1.0, 1.0
+    if others is None or batch == 1:
         return found
-    unused[draft], rounds[:, draft] = 1.0, drafted + waits
+
+    chances = np.where(others.chances < ROUNDING, 0.0, others.chances)
+    if not chances[:-1].any():
+        return found
+    if not padded:
+        rounds[:, : gamma + 1] = _verified(chances, batch)
+    rounds[0, -1] = elsewhere = 1 - float(chances[0]) ** (batch - 1)  # chance that any other sequence drafts
+    if hybrid:  # rounds without steps of their own wait for those of others
+        idle += (1 - (1 - others.starts) ** (batch - 1)) * (others.steps * steps + started)
+        return found
     if head:
-        rounds[:, first], rounds[:, draft] = begins, rounds[:, draft] - begins
-        after[:, first:-2] = np.eye(gamma + 1)
-        after[:, first] -= 1.0
-    elif gamma:
-        after[gamma, [draft, first]] = -1.0, 1.0
+        rounds[0, first], rounds[0, draft] = elsewhere, -elsewhere
+    needed = drafted + (others.discards & (drafted < gamma))
+    most = np.diff(np.cumsum(chances) ** (batch - 1), prepend=0.0)  # of what the sequence drafts that drafts most
+    rounds[:, draft] += np.maximum(needed - needed[:, None], 0) @ most
     return found
 
 

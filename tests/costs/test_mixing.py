@@ -52,6 +52,30 @@ def batch_of(times: StepTimes, batch: int) -> StepTimes:
     return dataclasses.replace(times, batch=batch)
 
 
+def test_the_matrix_by_hand() -> None:
+    """Columns: T(1), T(2), T(3), a draft step, first steps (two tokens; of a head 1, 2, 3), search, bookkeeping. Rows:
+    rounds that draft 0, 1, 2 tokens; after 0, 1, 2 accepted; a discarded step; a hybrid's steps, started, idle, read.
+    """
+    verified = [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    none = [0, 0, 0]
+    assert mixing(2, head=False).tolist() == [
+        *([*verified[m], m, 0, 1, m > 0] for m in range(3)),
+        *([*none, *first, 0, 0] for first in ([0, 0], [0, 0], [-1, 1])),
+        [*none, 1, 0, 0, 0],
+        *([*none, *none, 0] for _ in range(4)),
+    ]
+    assert mixing(2, head=True, padded=True)[:6].tolist() == [
+        *([0, 0, 1, *steps, 1, m > 0] for m, steps in enumerate(([0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0]))),
+        *([*none, *first, 0, 0] for first in ([0, 0, 0, 0], [0, -1, 1, 0], [0, -1, 0, 1])),
+    ]
+    for head, started, read in ((False, [0, 0], [-1, 1]), (True, [-1, 1, 0, 0], [0, -0.5, 0, 0.5])):
+        steps = [1, *none][: len(started)]
+        hybrid = mixing(2, head, hybrid=True).tolist()
+        assert hybrid[:3] == [[*verified[m], *(0 * step for step in steps), 1, m > 0] for m in range(3)]
+        counted = (steps, started, [0] * len(steps), read)
+        assert hybrid[3:] == [[0] * len(hybrid[0])] * 4 + [[*none, *each, 0, 0] for each in counted]
+
+
 @each("discards", [False, True])
 @each("batch", [2, 3, 4])
 def test_a_round_costs_the_mean_over_every_batch_that_it_can_be_in(batch: int, discards: bool) -> None:
