@@ -79,8 +79,7 @@ def accuracy(costs: CostsAsked, batch: int, context: float) -> tuple[float, str]
     own = added_by_engine(costs) != engine or any(
         (getattr(costs, name) or None) != (getattr(usual, name) or None) for name in FITTED_WITH
     )
-    outside = costs.accelerator != engine.accelerator or batch > engine.batch or context > engine.context
-    factor = engine.factor**2 if own or outside else engine.factor
+    factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     if factor == engine.factor:
         return factor, f"{ground}; 90% of published speedups lie within factor {factor:.2f} (outside: its square)"

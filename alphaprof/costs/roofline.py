@@ -250,6 +250,13 @@ class Engine:
         """Return what a step takes longer for the layers of a model."""
         return shape.layers * (self.layer_us + (self.expert_layer_us if shape.experts else 0.0)) / 1000
 
+    def factor_at(self, accelerator: str, batch: int, context: float) -> float:
+        """Return the factor that holds for an accelerator, a batch and a context."""
+        if self.accelerator is None:
+            return self.factor
+        at_home = accelerator == self.accelerator and batch <= self.batch and context <= self.context
+        return self.factor if at_home else self.factor**2
+
 
 # Fitted to SpecForge's SpecBundle (440 published cells; docs/costs.md): the constants to 63 cells of Llama-3.1-8B and
 # Qwen3-30B-A3B, the factors to 138 cells of six other models.
