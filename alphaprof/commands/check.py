@@ -31,7 +31,8 @@ import pyarrow as pa
 from alphaprof.config.load import changed_question
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
-from alphaprof.costs.speedup import Mix, StepTimes
+from alphaprof.costs.rounds import StepTimes
+from alphaprof.costs.speedup import Mix
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.render import format as fmt

@@ -10,7 +10,8 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.costs.speedup import free_draft, speedup
+from alphaprof.costs.rounds import free_draft
+from alphaprof.costs.speedup import speedup
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows, text_name

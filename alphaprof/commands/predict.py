@@ -237,7 +237,7 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
     for an unknown accelerator or engine, and `CostsUnreadable` for a config that cannot be read or counted.
     """
     from alphaprof.costs.cost_model import accuracy, roofline_rows  # the readers of runs, which formulas do without
-    from alphaprof.costs.speedup import full_round_costs
+    from alphaprof.costs.rounds import full_round_costs
     from alphaprof.costs.steps import StepTable
 
     for option, value, known in (

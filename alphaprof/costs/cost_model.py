@@ -18,7 +18,7 @@ import numpy as np
 from alphaprof.config.hardware import ACCELERATORS, ENGINES
 from alphaprof.config.options import CostOptions, RooflineCosts, TableCosts
 from alphaprof.costs.roofline import ModelShape, draft_memory, step_ms
-from alphaprof.costs.speedup import MORE_ROUNDS, StepTimes, Timing
+from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
 from alphaprof.run.manifest import CHAIN, DraftFacts, Manifest, ModelFacts
@@ -258,23 +258,20 @@ class CostModel:
     def timing(self, concurrency: int) -> Timing:
         """Return the same for a verdict, with the reasons of drafts that have none; worked out once."""
         if concurrency not in self._known:
-            self._known[concurrency] = self._timing(concurrency)
+            times, missing = self._times(self.table, concurrency)
+            first, second = (  # without rounds both are of the same steps, whose errors are the same: not independent
+                {
+                    draft: dataclasses.replace(each, half=place) if each.rounds else times[draft]
+                    for draft, each in self._times(half, concurrency)[0].items()
+                }
+                for place, half in enumerate(self.table.halves)
+            )
+            self._known[concurrency] = Timing(times, self.basis, missing, (first, second), SURER[self.options.source])
         return self._known[concurrency]
 
     @cached_property
     def _known(self) -> dict[int, Timing]:
         return {}
-
-    def _timing(self, concurrency: int) -> Timing:
-        times, missing = self._times(self.table, concurrency)
-        first, second = (  # without rounds both are of the same steps, whose errors are the same: not independent
-            {
-                draft: dataclasses.replace(each, half=place) if each.rounds else times[draft]
-                for draft, each in self._times(half, concurrency)[0].items()
-            }
-            for place, half in enumerate(self.table.halves)
-        )
-        return Timing(times, self.basis, missing, (first, second), SURER[self.options.source])
 
     @property
     def basis(self) -> str:

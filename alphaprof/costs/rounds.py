@@ -1,19 +1,306 @@
-"""What single timing rounds say about the cost of a round of drafting: whether their two halves agree, and whether a few of
-them are far slower than the others.
+"""What rounds of drafting cost: the step times of a draft, and how often rounds run each step (`costs/mixing.py`).
+
+A round that drafts m tokens costs m draft steps, one verification of m + 1 tokens, and what it takes to put the caches in
+order again; a round without a proposal costs one decode step. After a round that was accepted in full a draft model has two
+tokens to read in its first step: its own last one and the target's. A draft head reads in its first step what the target has
+verified: the accepted tokens of the round before and the target's own. Prompt lookup has no draft steps, but searches the
+text once a round. Times are in ms; `cost` and `price` mean units of a decode step.
+
+Also what single timing rounds say of a round's cost: whether their two halves agree, and whether a few of them are far
+slower than the others.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from alphaprof.costs.speedup import NOTHING, StepTime, StepTimes, Timing, round_costs
+from alphaprof.costs.mixing import Drafting, mixing
 from alphaprof.costs.timing import SLOW_TAIL, median_error
 from alphaprof.stats.estimate import Array, quantile
+from alphaprof.totals.replay import RoundCounts
 
 AGREE = 0.99  # confidence with which two halves disagree before a note says so
+MORE_ROUNDS = "time more rounds on an idle machine, or use your engine's own times"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of one kind of step in ms. `rounds`: its times in each timing round, which runs all steps in turn (nothing to
+    do with rounds of drafting) and is one unit of their sampling; `autocorrelation`: that of the rounds; `waiting`: the
+    share of their time in which the steps waited for a CPU. Without rounds `relative_error`, a standard error, counts, and
+    `shared_error`, that of all computed steps together. `redrawn`: whether a new run times the step again.
+    """
+
+    ms: float
+    relative_error: float
+    rounds: tuple[float, ...] = ()
+    autocorrelation: float = 0.0
+    waiting: float = 0.0
+    shared_error: float = 0.0
+    redrawn: bool = False
+
+
+NOTHING = StepTime(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Step times of target and one draft. `target[n]` verifies n tokens (n = 1: plain decoding); `lookup`: what a round
+    costs before its first draft step, whether it proposes anything or not (the search of prompt lookup). `draft_after_full`:
+    the draft's first step after a round that was accepted in full, over two tokens (None: it takes no longer than another).
+    `draft_first[n]`: the first step of a round where it always is a step of its own, over the n tokens that were verified:
+    the accepted drafts of the round before and one more (empty: it is none); `draft` is then a later one.
+    `bookkeeping`: once a round that drafts anything. `optional`: rounds may draft without draft steps, as those of a hybrid.
+    `half`: which half of the timing rounds these are of, whose errors are independent of the other's (None: all of them, or
+    no rounds).
+
+    `batch`: sequences in each step; `padded`: the engine verifies gamma + 1 tokens of each, whatever it drafts; `others`:
+    what each other sequence of a batch drafts (`mixed`). None: as much as this one.
+    """
+
+    target: Mapping[int, StepTime]
+    draft: StepTime
+    lookup: StepTime = NOTHING
+    draft_after_full: StepTime | None = None
+    bookkeeping: StepTime = NOTHING
+    draft_first: Mapping[int, StepTime] = field(default_factory=dict)
+    optional: bool = False
+    half: int | None = None
+    batch: int = 1
+    padded: bool = False
+    others: Drafting | None = None
+
+    def mixed(self, domains: Sequence[RoundCounts], weights: Sequence[float] | None = None) -> StepTimes:
+        """Return the same where the sequences of a batch are in rounds of some domains, each drawn by itself. `weights`: the
+        domains' shares of output tokens; None: as the documents have them.
+        """
+        if self.batch == 1:
+            return self
+        shares = [1.0] * len(domains)
+        if weights is not None:
+            shares = [share / max(float(each.tokens.sum()), 1.0) for share, each in zip(weights, domains, strict=True)]
+        exactly = sum((share * each.exactly for share, each in zip(shares, domains, strict=True)), np.zeros(1))
+        if not (rounds := float(exactly.sum())):
+            return self
+        starts = steps = 0.0
+        for share, each in zip(shares, domains, strict=True):
+            if each.steps is not None and each.started is not None:
+                starts, steps = starts + share * float(each.started.sum()), steps + share * float(each.steps.sum())
+        discards = any(each.unused is not None for each in domains)
+        return replace(self, others=Drafting(exactly / rounds, discards, starts / rounds, steps / starts if starts else 0.0))
+
+    @cached_property
+    def alone(self) -> StepTimes:
+        """The same where every sequence of the batch does the same."""
+        return self if self.others is None else replace(self, others=None)
+
+    @property
+    def decode(self) -> StepTime:
+        """One decode step of the target: the unit of cost."""
+        return self.target[1]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the decode step was timed in; 0: not known."""
+        return len(self.decode.rounds)
+
+    def covers(self, gamma: int) -> bool:
+        """Return whether there are times of a round of gamma drafts. Without them no speedup is known."""
+        return gamma + 1 in self.target
+
+    def c(self) -> float:
+        """Return cost of one draft step, a later one where the first is a step of its own."""
+        return self.draft.ms / self.decode.ms
+
+    def v(self, gamma: int) -> float:
+        """Return cost of verifying gamma drafts."""
+        return self.target[gamma + 1].ms / self.decode.ms
+
+    def steps(self, gamma: int) -> list[StepTime]:
+        """Return each kind of step of rounds of up to gamma drafts, in the order of `mixing`'s columns."""
+        first = [self.draft_after_full or self.draft]
+        if self.draft_first:
+            first = [self.draft_first[n] for n in range(1, gamma + 2)]
+        return [*(self.target[n] for n in range(1, gamma + 2)), self.draft, *first, self.lookup, self.bookkeeping]
+
+    def ms(self, gamma: int) -> Array:
+        """Return the times of these steps, [kinds]."""
+        return np.array([step.ms for step in self.steps(gamma)])
+
+    def mixing(self, gamma: int, hybrid: bool = False) -> Array:
+        """Return how often rounds run each of these steps, as `mixing.mixing` does. `hybrid`: draft steps are counted apart
+        from drafted tokens. Noise can make a step over more tokens the shorter one: reading is free then.
+        """
+        return self._priced(gamma, hybrid)[0]
+
+    def prices(self, gamma: int, hybrid: bool = False) -> Prices:
+        """Return what everything costs that rounds are counted by, in decode steps."""
+        return self._priced(gamma, hybrid)[1]
+
+    def _priced(self, gamma: int, hybrid: bool) -> tuple[Array, Prices]:
+        if (gamma, hybrid) not in self._known:
+            found, ms = mixing(gamma, bool(self.draft_first), hybrid, self.padded, self.batch, self.others), self.ms(gamma)
+            found[-1] *= found[-1] @ ms > 0
+            each = found @ ms / self.decode.ms
+            each.flags.writeable = False
+            self._known[gamma, hybrid] = found, Prices(each[: gamma + 1], each[gamma + 1 : -5], *each[-5:].tolist())
+        return self._known[gamma, hybrid]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, bool], tuple[Array, Prices]]:
+        """Worked out once, by gamma and whether rounds are a hybrid's."""
+        return {}
+
+
+class Prices(NamedTuple):
+    """Costs in decode steps: of a round that drafts m = 0..gamma tokens, [gamma + 1], and what the first step of the next
+    round costs more if it got 0..gamma accepted, [gamma + 1]; of a draft step whose token is discarded; and of a hybrid, of
+    a draft step, of a round that runs any beyond them, of one that waits for those of others, and of each token beyond one
+    that a first step reads.
+    """
+
+    rounds: Array
+    accepted: Array
+    unused: float
+    steps: float
+    started: float
+    idle: float
+    read: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Step times by draft; `basis`: what they are, as a reason begins; `missing`: by draft, why it has none. `halves`: the
+    times of each half of the timing rounds: what one half chooses, the other tests (None: both as all are).
+    `surer`: how to get more precise ones, as the beginning of a sentence.
+    """
+
+    times: Mapping[str, StepTimes]
+    basis: str
+    missing: Mapping[str, str]
+    halves: tuple[Mapping[str, StepTimes], Mapping[str, StepTimes]] | None = None
+    surer: str = MORE_ROUNDS
+
+    def covers(self, draft: str, gamma: int) -> bool:
+        """Return whether the times of a draft, if it has any, are those of rounds of gamma drafts as well."""
+        return draft not in self.times or self.times[draft].covers(gamma)
+
+    def lacks(self, drafts: Iterable[str]) -> str | None:
+        """Return why one of some drafts has no times; None if all have them."""
+        without = next((draft for draft in drafts if draft not in self.times), None)
+        return None if without is None else self.missing.get(without, "no step times were measured")
+
+
+UNTIMED = Timing({}, "", {})
+
+
+def free_draft(gamma: int) -> StepTimes:
+    """Return times in which drafting and verification of several tokens cost nothing extra: the speedup is tokens per
+    round.
+    """
+    return StepTimes({n: StepTime(1.0, 0.0) for n in range(1, gamma + 2)}, NOTHING)
+
+
+def without_draft(counts: RoundCounts, times: StepTimes) -> tuple[RoundCounts, StepTimes]:
+    """Return the same documents decoded without a draft: a decode step for every token."""
+    nothing = np.zeros((len(counts.tokens), 0))
+    plain = RoundCounts(counts.tokens, counts.tokens, nothing, nothing, np.zeros(len(counts.tokens)), counts.cluster)
+    return plain, StepTimes(times.target, NOTHING, half=times.half)
+
+
+def _counted_apart(counts: RoundCounts, times: StepTimes) -> tuple[Array | None, ...]:
+    """Return the last of the columns that rounds are counted by, [documents] each; None if there is none of it."""
+    idle = None if counts.started is None else counts.rounds - counts.started
+    read = counts.read_by_head if times.draft_first else counts.read_by_model
+    return counts.unused, counts.steps, counts.started, idle, read
+
+
+def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
+    """Decode time with the draft in units of a decode step, [documents].
+
+    What the first step of a round takes longer for the drafts that were accepted before it is counted with the round that
+    accepted them. A text's last round has no step after it: of a document at most that much is counted too much.
+    """
+    prices = times.prices(counts.drafted.shape[1], counts.steps is not None)
+    spent = counts.rounds * prices.rounds[0]
+    for depths, each in ((counts.drafted, prices.rounds), (counts.accepted, prices.accepted)):
+        if (more := np.diff(each)).any():
+            spent += np.einsum("dg,g->d", depths, more)  # a product by BLAS would spin on all cores
+    for column, price in zip(_counted_apart(counts, times), prices[2:], strict=True):
+        if column is not None and price:
+            spent += column * price
+    return np.asarray(spent)
+
+
+def time_by_step(counts: RoundCounts, times: StepTimes) -> Array:
+    """Return what all documents together spend on each kind of step, as `StepTimes.steps` has them, in units of a decode
+    step, [kinds]: it adds up to what `time_spent` does. What a hybrid's first steps read is the difference of two timed
+    steps, so one of them may be below 0.
+    """
+    gamma = counts.drafted.shape[1]
+    accepted = np.array([0.0, *np.einsum("dg->g", counts.accepted), 0.0])  # after none a first step takes no longer
+    apart = [0.0 if column is None else float(column.sum()) for column in _counted_apart(counts, times)]
+    counted = np.concatenate([counts.exactly, accepted[:-1] - accepted[1:], apart])
+    return np.asarray(counted @ times.mixing(gamma, counts.steps is not None) * times.ms(gamma) / times.decode.ms)
+
+
+def doubtful_time(counts: RoundCounts, times: StepTimes) -> float:
+    """Return how far the decode time of all documents may be off for what rounds drafted, in units of a decode step: half of
+    the way between `RoundCounts.ends`. In a batch the others draft as many tokens more or less, and all wait for each other.
+    """
+    if counts.doubt is None:
+        return 0.0
+    doubt = counts.doubt.sum(0)
+    prices = times.prices(len(doubt), counts.steps is not None)
+    more = float(doubt @ np.diff(prices.rounds))
+    if counts.unused is not None:  # a full round discards no token: that step is its own
+        more -= float(doubt[-1]) * prices.unused
+    return abs(more) + (0.0 if times.others is None else (times.batch - 1) * max(more, 0.0))
+
+
+def round_costs(times: StepTimes, gamma: int) -> Array:
+    """Return cost of a round that drafts m = 0..gamma tokens, [gamma + 1]: m c + T(m + 1) / T(1), the search, and
+    bookkeeping where it drafts at all. Where the first draft step is one of its own, it is that over one token. In a batch
+    of some traffic (`StepTimes.mixed`) it is what the round is expected to cost by what other sequences draft.
+    """
+    return times.prices(gamma).rounds
+
+
+def full_round_costs(times: StepTimes, gamma: int) -> Array:
+    """Return cost of a round that drafts m = 0..gamma tokens after one that got as many accepted, [gamma + 1]: what an
+    engine pays that runs a head's first step over all rows of the verification before.
+    """
+    prices = times.prices(gamma)
+    return prices.rounds + prices.accepted
+
+
+def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
+    """Return the least and the most that a token can cost with the draft, both above 0: in the best round with all drafts
+    accepted, and in the dearest round for every single token.
+
+    What the first step of the next round takes longer for the drafts that a round got accepted is part of that round's cost.
+    In the dearest round verification takes at least as long as decoding: what says otherwise is noise, or a decode step that
+    the engine runs slower than it need. A hybrid's draft may read all that a round emitted, or nothing of it. In a batch the
+    other sequences may draft as they are expected to, or all do the same: that bounds what all of them cost together,
+    whatever they draft.
+    """
+    ms, emitted = times.ms(gamma), np.arange(1, gamma + 2)
+    later = soonest = times.prices(gamma).accepted
+    if times.optional:
+        later = np.maximum(later, emitted * times.prices(gamma, hybrid=True).read)
+        soonest = np.minimum(soonest, 0.0)
+    possible = np.tri(gamma + 1, dtype=bool)  # drafted, accepted
+    cheap = np.minimum(*(each.prices(gamma, times.optional).rounds for each in (times, times.alone)))
+    least = ((cheap[:, None] + soonest) / emitted)[possible].min()
+    ms[: gamma + 1] = np.maximum(ms[: gamma + 1], times.decode.ms)
+    dearest = times.alone.mixing(gamma)[: gamma + 1] @ ms / times.decode.ms
+    return float(least), float((dearest[:, None] + later)[possible].max())
 
 
 @dataclass(frozen=True)
@@ -74,35 +361,29 @@ def slow_tail(times: StepTimes, gamma: int) -> SlowTail | None:
     rounds = len(costs_by_round(times, gamma))
     if not rounds:
         return None
-    steps, decode = _steps(times, gamma), float(np.mean(times.decode.rounds[:rounds]))
-    means = {name: (count, step, float(np.mean(step.rounds[:rounds]))) for name, (count, step) in steps.items()}
-    by_means = sum(count * mean for count, _, mean in means.values()) / decode
-    more = by_means / float(round_costs(times, gamma)[gamma]) - 1
+    decode = float(np.mean(times.decode.rounds[:rounds]))
+    steps = [(count, step, float(np.mean(step.rounds[:rounds])), name) for count, step, name in _steps(times, gamma)]
+    more = sum(count * mean for count, _, mean, _ in steps) / decode / float(round_costs(times, gamma)[gamma]) - 1
     if more <= SLOW_TAIL:
         return None
     usual = decode / times.decode.ms
-    name = max(means, key=lambda each: means[each][0] * (means[each][2] - usual * means[each][1].ms))
-    return SlowTail(name, means[name][2], means[name][1].ms, more)
+    _, step, mean, name = max(steps, key=lambda each: each[0] * (each[2] - usual * each[1].ms))
+    return SlowTail(name, mean, step.ms, more)
 
 
 def costs_by_round(times: StepTimes, gamma: int) -> Array:
     """Return the cost of a round of `gamma` drafts in each timing round, in that round's decode step, [rounds]; as many as
     all steps have.
     """
-    steps = _steps(times, gamma).values()
-    rounds = min(len(times.decode.rounds), *(len(step.rounds) for _, step in steps))
-    spent = sum(count * np.array(step.rounds[:rounds]) for count, step in steps)
+    steps = _steps(times, gamma)
+    rounds = min(len(times.decode.rounds), *(len(step.rounds) for _, step, _ in steps))
+    spent = sum(count * np.array(step.rounds[:rounds]) for count, step, _ in steps)
     return np.asarray(spent / np.array(times.decode.rounds[:rounds]))
 
 
-def _steps(times: StepTimes, gamma: int) -> dict[str, tuple[int, StepTime]]:
-    """Return the steps of a round after one of which nothing was accepted, by name, and how often it runs each."""
-    first = times.draft_first.get(1)
-    steps = {
-        f"verification of {gamma + 1} tokens": (1, times.target[gamma + 1]),
-        "first step": (0, NOTHING) if first is None else (1, first),
-        "draft step": (gamma - (first is not None), times.draft),
-        "search": (1, times.lookup),
-        "bookkeeping": (1, times.bookkeeping),
-    }
-    return {name: (count, step) for name, (count, step) in steps.items() if count * step.ms > 0}
+def _steps(times: StepTimes, gamma: int) -> list[tuple[float, StepTime, str]]:
+    """Return how often a round runs each step after one of which nothing was accepted, the step, and its name."""
+    names = [f"verification of {n} tokens" for n in range(1, gamma + 2)]
+    names += ["draft step", *["first step"] * (gamma + 1 if times.draft_first else 1), "search", "bookkeeping"]
+    every = zip(times.mixing(gamma)[gamma].tolist(), times.steps(gamma), names, strict=True)
+    return [(count, step, name) for count, step, name in every if count * step.ms > 0]

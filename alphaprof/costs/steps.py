@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from alphaprof.costs.speedup import NOTHING, StepTime, StepTimes
+from alphaprof.costs.rounds import NOTHING, StepTime, StepTimes
 from alphaprof.costs.timing import autocorrelation, step_times
 from alphaprof.stats.estimate import Array
 
@@ -188,11 +188,6 @@ def _half(row: StepRow, decode: Sequence[float], half: int) -> StepRow:
     return replace(row, ms=ms, rounds=tuple(row.rounds[place] for place in mine))
 
 
-def _as_time(row: StepRow) -> StepTime:
-    r, errors = row.autocorrelation or 0.0, (row.waiting, row.shared_error, row.redrawn)
-    return StepTime(row.ms, row.relative_error, row.rounds, r, *errors)
-
-
 def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> StepTime:
     """Return a time between the nearest batch sizes at which `tokens` lie between measured ones; at a context outside, that
     of the nearest end. Raises `Unmeasured`.
@@ -204,7 +199,9 @@ def _time(cells: _Cells, what: str, tokens: int, batch: int, context: float) -> 
             rows = {row.context: row for row in cells[near][count]}
             contexts = list(rows)
             for place, part in _neighbors(contexts, min(max(context, contexts[0]), contexts[-1])):
-                parts.append((weight * share * part, _as_time(rows[place])))
+                row = rows[place]
+                own, shared = (row.ms, row.relative_error, row.rounds), (row.waiting, row.shared_error, row.redrawn)
+                parts.append((weight * share * part, StepTime(*own, row.autocorrelation or 0.0, *shared)))
     if not parts:
         timed = "; ".join(f"batch {near}, tokens {min(cell)}-{max(cell)}" for near, cell in cells.items()) or "none"
         raise Unmeasured(f"no step time for {what} at batch {batch}, tokens {tokens} (timed: {timed})")

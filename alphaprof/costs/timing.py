@@ -54,8 +54,15 @@ def reach(logs: Array, r: float) -> float:
     """
     if len(logs) < LEAST_ROUNDS:
         return math.inf
-    low, high = _ordered(logs) if len(logs) >= ORDERED_ROUNDS else _t(logs)
-    return max(-low, high, 0.0) * math.sqrt((1 + r) / (1 - r))
+    if len(logs) >= ORDERED_ROUNDS:
+        place, share = _order_statistics(len(logs))
+        ordered = np.sort(logs)
+        low = (1 - share) * ordered[place - 1] + share * ordered[place]
+        high = (1 - share) * ordered[-place] + share * ordered[-place - 1]
+    else:
+        half = quantile((1 + LEVEL) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))
+        low, high = logs.mean() - half, logs.mean() + half
+    return max(-float(low), float(high), 0.0) * math.sqrt((1 + r) / (1 - r))
 
 
 def median_error(logs: Array, r: float) -> tuple[float, float]:
@@ -95,20 +102,6 @@ def _rank_autocorrelation(values: Array) -> float:
     ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
     centered = ranks - ranks.mean()
     return float((centered[1:] * centered[:-1]).sum() / (centered**2).sum())
-
-
-def _t(logs: Array) -> tuple[float, float]:
-    stderr = float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    mean, half = float(logs.mean()), quantile((1 + LEVEL) / 2, len(logs) - 1) * stderr
-    return mean - half, mean + half
-
-
-def _ordered(logs: Array) -> tuple[float, float]:
-    place, share = _order_statistics(len(logs))
-    ordered = np.sort(logs)
-    low = (1 - share) * ordered[place - 1] + share * ordered[place]
-    high = (1 - share) * ordered[-place] + share * ordered[-place - 1]
-    return float(low), float(high)
 
 
 @lru_cache(maxsize=256)

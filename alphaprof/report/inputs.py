@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import Cost, CostModel, cost_of, open_costs
-from alphaprof.costs.speedup import UNTIMED, Timing
+from alphaprof.costs.rounds import UNTIMED, Timing
 from alphaprof.report.result import contradiction
 from alphaprof.report.verdict import Evidence, Question, not_defined
 from alphaprof.rules import BoundRule, rules_of

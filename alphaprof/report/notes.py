@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from alphaprof.costs.cost_model import NONE, ROOFLINE, TIMED, Cost
-from alphaprof.costs.rounds import halves_disagree, slow_tail
-from alphaprof.costs.speedup import Timing
+from alphaprof.costs.rounds import Timing, halves_disagree, slow_tail
 from alphaprof.render.format import count, percent, short, text_kind
 from alphaprof.report.answer import Answer, Note, RunFacts, Traffic
 from alphaprof.report.inputs import DraftPool

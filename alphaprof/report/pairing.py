@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.config.profile import ProfileOptions
-from alphaprof.costs.speedup import free_draft, spent_and_base
+from alphaprof.costs.rounds import free_draft
+from alphaprof.costs.speedup import spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import basis, why_undecidable

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import UNTIMED, Domain, Mix, Speedup, StepTimes, free_draft, round_costs, speedup
+from alphaprof.costs.rounds import UNTIMED, StepTimes, free_draft, round_costs
+from alphaprof.costs.speedup import Domain, Mix, Speedup, speedup
 from alphaprof.report import speeds
 from alphaprof.report.answer import AtConcurrency, GammaResult, Result, SpanAcceptance
 from alphaprof.report.verdict import Decision, Pair, Question, judge, no_decision, not_defined, without_times

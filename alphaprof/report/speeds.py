@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import Domain, Mix, Speedup, StepTimes, parts_of, time_spent, with_prefill
+from alphaprof.costs.rounds import StepTimes, time_spent
+from alphaprof.costs.speedup import Domain, Mix, Speedup, parts_of, with_prefill
 from alphaprof.costs.steps import TARGET
 from alphaprof.report.answer import AtConcurrency, DocumentSpeedups
 from alphaprof.report.verdict import Decision, Pair, Pools, Question, judge

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from alphaprof.costs.speedup import StepTimes
+from alphaprof.costs.rounds import StepTimes
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import deciding_interval

@@ -12,19 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import (
-    UNTIMED,
-    Decoded,
-    Domain,
-    Mix,
-    Speedup,
-    StepTimes,
-    Timing,
-    free_draft,
-    parts_of,
-    spent_and_base,
-    without_draft,
-)
+from alphaprof.costs.rounds import UNTIMED, StepTimes, Timing, free_draft, without_draft
+from alphaprof.costs.speedup import Decoded, Domain, Mix, Speedup, parts_of, spent_and_base
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.render.format import short
 from alphaprof.report.answer import Answer, AtConcurrency, AtGamma, DomainAnswer, DraftAnswer, OnFor, Traffic

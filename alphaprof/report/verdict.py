@@ -16,19 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from alphaprof.config.profile import DecisionOptions
-from alphaprof.costs.speedup import (
-    FEWEST,
-    MORE_ROUNDS,
-    UNTIMED,
-    Decoded,
-    Domain,
-    Mix,
-    Speedup,
-    StepTimes,
-    Timing,
-    parts_of,
-    total_times,
-)
+from alphaprof.costs.rounds import MORE_ROUNDS, UNTIMED, StepTimes, Timing
+from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, parts_of, total_times
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.run.manifest import DraftFacts

@@ -7,6 +7,7 @@ Sums are divided last: an estimate is sum(totals) / sum(counts), never a mean of
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,37 @@ def influences(totals: Array, counts: Array) -> Array:
     errors = np.zeros(len(counts))
     errors[kept], _ = _influences(totals[kept], counts[kept], None)
     return errors
+
+
+def weighted_sum(weights: Sequence[float], ratios: Sequence[Ratio], sides: Sequence[tuple[Array, Array, Array]]) -> Ratio:
+    """Return the sum of weights x ratios with its error. `sides`: totals and counts that `ratio` made each of, [documents],
+    and the different clusters that these are sums of, which may lie in several.
+
+    Errors add up as independent ones, except for such clusters, whose covariance counts if it is above 0: that errors cancel
+    is too much to conclude from a few. The degrees of freedom are Welch and Satterthwaite's; at most the sum of all, less
+    the share of it that clusters in several count more than once.
+    """
+    variances = [(weight * one.stderr) ** 2 for weight, one in zip(weights, ratios, strict=True)]
+    thirds = [weight**3 * one.third for weight, one in zip(weights, ratios, strict=True)]
+    value, variance, third = (
+        sum(weight * one.value for weight, one in zip(weights, ratios, strict=True)),
+        sum(variances),
+        sum(thirds),
+    )
+    documents = distinct(np.concatenate([clusters[counts > 0] for _, counts, clusters in sides]))
+    if documents < sum(one.documents for one in ratios):
+        third = sum(map(math.cbrt, thirds)) ** 3
+        if math.isfinite(variance):
+            errors = [weight * influences(*side[:2]) for weight, side in zip(weights, sides, strict=True)]
+            (joint,) = by_cluster(np.concatenate([clusters for _, _, clusters in sides]), np.concatenate(errors))
+            variance += max(0.0, float((joint**2).sum()) - sum(float((each**2).sum()) for each in errors))
+    freedom = 0.0
+    if math.isfinite(variance):
+        moments = sum(each**2 / one.freedom for each, one in zip(variances, ratios, strict=True) if each > 0)
+        once = (documents - 1) / sum(one.documents - 1 for one in ratios)
+        freedom = once * sum(one.freedom for one in ratios)
+        freedom = min(sum(variances) ** 2 / moments, freedom) if moments > 0 else freedom
+    return Ratio(value, math.sqrt(variance), documents, freedom, third)
 
 
 def _influences(totals: Array, counts: Array, strata: Array | None, sizes: Array | None = None) -> tuple[Array, float]:

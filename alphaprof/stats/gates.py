@@ -39,7 +39,12 @@ def judge(gates: Sequence[Gate], confidence: float) -> list[GateResult]:
             break
         highs |= {index: upper[index] for index in failed}
         left = [index for index in left if index not in failed]
-    return [_result(gate.threshold, gate.bounds(error)[0], highs[index]) for index, gate in enumerate(gates)]
+    results = []
+    for index, gate in enumerate(gates):
+        low, high = gate.bounds(error)[0], highs[index]
+        outcome: Outcome = "fail" if high < gate.threshold else "pass" if low >= gate.threshold else "undecided"
+        results.append(GateResult(outcome, low, high))
+    return results
 
 
 def holm(claims: Sequence[Callable[[float], bool]], error: float) -> list[bool]:
@@ -59,7 +64,3 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
     if "fail" in outcomes:
         return "fail"
     return "pass" if outcomes and all(outcome == "pass" for outcome in outcomes) else "undecided"
-
-
-def _result(threshold: float, low: float, high: float) -> GateResult:
-    return GateResult("fail" if high < threshold else "pass" if low >= threshold else "undecided", low, high)

@@ -28,18 +28,20 @@ def share_difference(first: tuple[Array, Array], second: tuple[Array, Array], co
     Raises `ValueError` if a side has no count.
     """
     one, two = ratio(*first), ratio(*second)
-    errors = _errors(second, two) - _errors(first, one)
-    return _difference(Interval(two.value - one.value, -one.value, 1 - one.value), errors, (one, two), confidence)
+    possible, documents = Interval(two.value - one.value, -one.value, 1 - one.value), min(one.documents, two.documents)
+    if documents < 2:
+        return possible
+    stderr = math.sqrt(float(((_errors(second, two) - _errors(first, one)) ** 2).sum()))
+    tail = (1 - confidence) / 2
+    return _bounded(possible, stderr, min(one.freedom, two.freedom), differing(documents, tail), tail)
 
 
 def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float, gamma: int) -> Interval:
     """Second quotient less the first, each sum(counts) / sum(totals): tokens per round from (rounds, tokens), of which a
     round emits 1 to gamma + 1.
     """
-    one, two = ratio(*first), ratio(*second)
-    errors = _errors(first, one) / one.value**2 - _errors(second, two) / two.value**2  # d(1/r) = -dr / r^2
-    before = 1 / one.value
-    return _difference(Interval(1 / two.value - before, 1 - before, gamma + 1 - before), errors, (one, two), confidence)
+    units = np.arange(len(first[0]))
+    return weighted_inverse_difference([first], [second], [units], [1.0], confidence, gamma)[-1]
 
 
 def weighted_inverse_difference(
@@ -52,7 +54,7 @@ def weighted_inverse_difference(
 ) -> tuple[float, float, Interval]:
     """Return the quotients of both sides over several domains, and second less first: 1 / sum(w_d r_d), r_d = sum(totals) /
     sum(counts) of a domain, as in `costs.speedup`. `units`: the number of each unit of a domain, [units], since one may lie
-    in several; `weights` add up to 1. Of one domain it is `inverse_difference`.
+    in several; `weights` add up to 1.
     """
     ones, twos = [ratio(*each) for each in first], [ratio(*each) for each in second]
     before, after = (
@@ -61,8 +63,8 @@ def weighted_inverse_difference(
     possible, sides = Interval(after - before, 1 - before, gamma + 1 - before), list(zip(ones, twos, strict=True))
     documents, tail = [min(each.documents for each in side) for side in sides], (1 - confidence) / 2
     if min(documents) < 2:
-        return before, after, Interval(possible.value, possible.low, possible.high)
-    errors = [
+        return before, after, possible
+    errors = [  # d(1/r) = -dr / r^2
         weight * (_errors(first[place], one) * before**2 - _errors(second[place], two) * after**2)
         for place, (weight, (one, two)) in enumerate(zip(weights, sides, strict=True))
     ]
@@ -97,23 +99,13 @@ def _errors(side: tuple[Array, Array], estimate: Ratio) -> Array:
     return influences(*side) if estimate.documents > 1 else np.zeros(len(side[0]))
 
 
-def _difference(possible: Interval, errors: Array, sides: tuple[Ratio, Ratio], confidence: float) -> Interval:
-    """Return a difference with its t interval, within what is possible given the first side, and never narrower than a
-    floor.
+def _bounded(possible: Interval, stderr: float, freedom: float, most: float, tail: float) -> Interval:
+    """Return the t interval within what is possible given the first side, and never narrower than a floor.
 
     Units that agree leave no spread to estimate from, and those that hardly differ almost none. The floor is what other
-    units could make of the difference, at the most of them that the number of units allows, each off by FAR of the range. It
-    does not depend on the spread: with the same value, units that differ never make a bound easier to reach.
+    units could make of the difference, at the most of them that the number of units allows (`most`), each off by FAR of the
+    range. It does not depend on the spread: with the same value, units that differ never make a bound easier to reach.
     """
-    documents, tail = min(side.documents for side in sides), (1 - confidence) / 2
-    if documents < 2:
-        return Interval(possible.value, possible.low, possible.high)
-    stderr, freedom = math.sqrt(float((errors**2).sum())), min(side.freedom for side in sides)
-    return _bounded(possible, stderr, freedom, differing(documents, tail), tail)
-
-
-def _bounded(possible: Interval, stderr: float, freedom: float, most: float, tail: float) -> Interval:
-    """Return the t interval within what is possible; `most`: the share of units that its floor takes to differ."""
     value, low, high = possible.value, possible.low, possible.high
     half = quantile(1 - tail, freedom) * stderr if stderr else 0.0
     far = FAR * (high - low)

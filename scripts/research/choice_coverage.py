@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.speedup import Mix, StepTime, StepTimes, Timing, time_spent
+from alphaprof.costs.rounds import StepTime, StepTimes, Timing, time_spent
+from alphaprof.costs.speedup import Mix
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import step_times
 from alphaprof.report.notes import UNSEEN_SHARE, unseen_share

@@ -36,7 +36,7 @@ from alphaprof.config.hardware import ACCELERATORS, ENGINES
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.costs.speedup import StepTimes, full_round_costs
+from alphaprof.costs.rounds import StepTimes, full_round_costs
 from alphaprof.costs.steps import StepTable
 
 CALIBRATION = Path(__file__).parent.parent.parent / "tests" / "golden" / "gpu"

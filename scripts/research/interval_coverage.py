@@ -27,17 +27,8 @@ import numpy as np
 from scipy.stats import norm, truncnorm
 
 from alphaprof.config.options import MeasuredCosts
-from alphaprof.costs.speedup import (
-    Mix,
-    Speedup,
-    StepTime,
-    StepTimes,
-    Timing,
-    free_draft,
-    round_costs,
-    speedup,
-    time_spent,
-)
+from alphaprof.costs.rounds import StepTime, StepTimes, Timing, free_draft, round_costs, time_spent
+from alphaprof.costs.speedup import Mix, Speedup, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.report.speeds import speedup_interval, tokens_interval

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.costs.speedup import NOTHING, Mix, StepTime, speedup, with_prefill
+from alphaprof.costs.rounds import NOTHING, StepTime
+from alphaprof.costs.speedup import Mix, speedup, with_prefill
 from alphaprof.costs.steps import StepRow, StepTable, Unmeasured
 from alphaprof.totals.replay import RoundCounts
 from tests.loops import each

@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.costs.speedup import (
-    Decoded,
-    Mix,
-    StepTime,
-    StepTimes,
-    cost_bounds,
-    time_spent,
-    without_draft,
-)
+from alphaprof.costs.rounds import StepTime, StepTimes, cost_bounds, time_spent, without_draft
+from alphaprof.costs.speedup import Decoded, Mix
 from alphaprof.costs.timing import median_error
 from alphaprof.stats.estimate import unseen
 from alphaprof.stats.paired import FAR

@@ -19,7 +19,8 @@ from alphaprof.config.hardware import ENGINES
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.costs.speedup import Mix, round_costs, time_shares
+from alphaprof.costs.rounds import full_round_costs, time_by_step
+from alphaprof.costs.speedup import Mix
 from alphaprof.costs.steps import StepTable
 from alphaprof.totals.replay import RoundCounts
 
@@ -73,7 +74,7 @@ def cost(name: str, gamma: int, batch: int, context: int) -> float:
     target, head = shapes(name)
     rows = roofline_rows(target, {"head": head}, SGLANG, gamma, [batch], [context], [], ["head"])
     times = StepTable(rows).times("head", gamma, batch, context)
-    return float(round_costs(times, gamma)[-1] + times.catching_up(gamma)[-1]) * times.decode.ms
+    return float(full_round_costs(times, gamma)[-1]) * times.decode.ms
 
 
 @given(st.sampled_from(("llama-3.1-8b", "qwen3-30b-a3b")), *(st.integers(1, most) for most in (10, 128, 30_000)))
@@ -145,7 +146,7 @@ def test_an_error_that_steps_share_cancels_between_gammas_of_a_draft_and_not_bet
     assert same is not None
     shared = math.log(1.25) / 1.6448536269514722
     assert math.sqrt(2) * shared < apart.timing_error <= math.sqrt(2) * alone.timing_error
-    long, short = (time_shares(each, one) for each in (rounds, shorter))
+    long, short = (time_by_step(each, one) / time_by_step(each, one).sum() for each in (rounds, shorter))
     verified = np.append(short[:2], [0.0, 0.0]) - long[:4]  # over 1 to 4 tokens; draft steps add a little
     own = 0.115 * shared * math.hypot(*verified[1:])
     assert own < same.timing_error < 1.1 * own

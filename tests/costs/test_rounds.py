@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from alphaprof.costs.cost_model import measured_rows
-from alphaprof.costs.rounds import costs_by_round, halves_disagree, slow_tail
-from alphaprof.costs.speedup import Mix, StepTimes, Timing, round_costs, speedup
+from alphaprof.costs.rounds import StepTimes, Timing, costs_by_round, halves_disagree, round_costs, slow_tail
+from alphaprof.costs.speedup import Mix, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import median_error, step_times
 from alphaprof.report.notes import timing_notes

@@ -12,21 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from alphaprof.costs.speedup import (
-    Decoded,
-    Mix,
-    Speedup,
-    StepTime,
-    StepTimes,
-    cost_bounds,
-    free_draft,
-    round_costs,
-    speedup,
-    spent_and_base,
-    time_shares,
-    time_spent,
-    with_prefill,
-)
+from alphaprof.costs.rounds import StepTime, StepTimes, cost_bounds, free_draft, round_costs, time_by_step, time_spent
+from alphaprof.costs.speedup import Decoded, Mix, Speedup, speedup, spent_and_base, with_prefill
 from alphaprof.costs.timing import median_error, step_times
 from alphaprof.stats.estimate import ratio
 from alphaprof.totals.replay import RoundCounts, Trace, expected_replays, replay, run_lengths
@@ -98,8 +85,7 @@ def test_a_full_round_makes_the_next_first_step_dearer_and_bookkeeping_every_rou
     assert time_spent(found, times) == pytest.approx([8.1 + 0.2 + 0.2, 7.6 + 0.1 + 0.2])
     assert ratio(*spent_and_base(found, times)).value == pytest.approx(16.4 / 16)
     # 15 draft steps, 3 of them over two tokens.
-    parts = np.array([10, 12, 105, 24, 9, 0, 4])
-    assert time_shares(found, times) == pytest.approx(parts / 164)
+    assert time_by_step(found, times) == pytest.approx(np.array([10, 12, 105, 24, 9, 0, 4]) / 10)
     errors = [0.01 * (1 - 10 / 164), 0.02 * 12 / 164, 0.03 * 105 / 164, 0.05 * 24 / 164, 0.04 * 9 / 164, 0.1 * 4 / 164]
     assert speedup([found], [1.0], times).timing_error == pytest.approx(math.hypot(*errors))
 
@@ -115,12 +101,11 @@ def test_a_heads_first_step_runs_over_the_tokens_that_were_verified_by_hand() ->
     """
     found = dataclasses.replace(HAND, accepted=np.array([[2.0, 1.0], [3.0, 2.0]]))
     assert round_costs(HEAD, 2) == pytest.approx([1.0, 0.3 + 1.2, 0.5 + 1.5])
-    assert HEAD.catching_up(2) == pytest.approx([0.0, 0.05, 0.2])
+    assert HEAD.prices(2).accepted == pytest.approx([0.0, 0.05, 0.2])
     assert time_spent(found, HEAD) == pytest.approx([1 + 1.5 + 3 * 2.0 + 0.05 + 0.2, 4 * 2.0 + 0.05 + 2 * 0.2])
     # 8 rounds drafted: 3 first steps over one token, 2 over two, 3 over three; 7 later steps.
-    assert found.after.tolist() == [3, 2, 3]
     parts = np.array([10, 12, 105, 14, 9, 7, 15, 0, 0])
-    assert time_shares(found, HEAD) == pytest.approx(parts / parts.sum())
+    assert time_by_step(found, HEAD) == pytest.approx(parts / 10)
     assert time_spent(found, HEAD).sum() == pytest.approx(parts.sum() / 10)
     errors = np.array([0.01, 0.02, 0.03, 0.05, 0.04, 0.05, 0.06, 0, 0]) * parts / parts.sum()
     errors[0] = 0.01 * (1 - 10 / parts.sum())
@@ -171,7 +156,7 @@ ANY_TIMES += [heads(3.0, 3.5, 5.0), heads(3.0, 0.01, 90.0), heads(3.0, 90.0, 0.0
 def test_bounds_hold_for_every_round_whatever_was_timed(times: StepTimes) -> None:
     """Noise can make a step over two tokens far cheaper than one over one: time per token stays above 0 and in bounds."""
     best, worst = cost_bounds(times, 2)
-    cost, more = round_costs(times, 2), times.catching_up(2)
+    cost, more = round_costs(times, 2), times.prices(2).accepted
     rounds = [(cost[drafted] + more[kept], 1 + kept) for drafted in range(3) for kept in range(drafted + 1)]
     assert 0 < best == pytest.approx(min(spent / tokens for spent, tokens in rounds))
     assert worst == pytest.approx(max(spent for spent, _ in rounds))
@@ -224,10 +209,10 @@ def test_timing_error_is_the_numerical_derivative(
     assert speedup(domains, weights, times).timing_error == pytest.approx(math.hypot(*errors), rel=1e-4)
 
 
-def test_shares_of_time_by_hand() -> None:
+def test_time_by_step_by_hand() -> None:
     """1, 1 and 7 verifications of 10, 12 and 15 ms, and 15 draft steps of 2 ms: 157 ms; with 9 searches of 3 ms 184 ms."""
-    assert time_shares(HAND, TIMES) == pytest.approx(np.array([10, 12, 105, 30, 0, 0, 0]) / 157)
-    assert time_shares(HAND, SEARCHING) == pytest.approx(np.array([10, 12, 105, 30, 0, 27, 0]) / 184)
+    assert time_by_step(HAND, TIMES) == pytest.approx(np.array([10, 12, 105, 30, 0, 0, 0]) / 10)
+    assert time_by_step(HAND, SEARCHING) == pytest.approx(np.array([10, 12, 105, 30, 0, 27, 0]) / 10)
 
 
 def test_bounds_by_hand() -> None:
@@ -418,7 +403,7 @@ def test_prompts_share_in_the_error_of_rounds() -> None:
     found = with_prefill((HAND, times), [(np.full(count, 9.0), np.full(count, 3.0))])
     base, plain = float(HAND.tokens.sum()), count * 9.0
     spent = time_spent(HAND, times).sum() + count * 12.0
-    decode = time_shares(HAND, times)[0] * time_spent(HAND, times).sum()
+    decode = time_by_step(HAND, times)[0]
     logs = np.log((plain + base * noise[0]) / (plain + base)) - np.log1p(decode * (noise[0] - 1) / spent)
     assert (found.timing_error, found.timing_freedom) == pytest.approx(median_error(logs, 0.0))
 
@@ -598,10 +583,11 @@ LOOKED_UP = dataclasses.replace(EXACT, optional=True)
     ],
 )
 def test_a_hybrid_pays_for_reading_what_lookup_wrote(times: StepTimes, more: list[float]) -> None:
-    without = time_spent(dataclasses.replace(MIXED, steps=0 * MIXED.tokens, started=None), times)
+    none = dict.fromkeys(("steps", "started", "read_by_head", "read_by_model"), 0 * MIXED.tokens)
+    without = time_spent(dataclasses.replace(MIXED, **none), times)
     assert (time_spent(MIXED, times) - without) * 10 == pytest.approx(more)
-    drafting = time_shares(MIXED, times)[3:-2]  # behind T(1) to T(3), before searches and bookkeeping
-    assert drafting.sum() == pytest.approx(sum(more) / 10 / time_spent(MIXED, times).sum())
+    drafting = time_by_step(MIXED, times)[3:-2]  # behind T(1) to T(3), before searches and bookkeeping
+    assert drafting.sum() == pytest.approx(sum(more) / 10)
     least, most = cost_bounds(times, 2)
     assert least <= 1.9 / 3
-    assert most >= 1.9 + times.reading(2)
+    assert most >= 1.9 + times.prices(2, hybrid=True).read

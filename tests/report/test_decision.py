@@ -12,7 +12,8 @@ import pytest
 from scipy import stats
 
 from alphaprof.costs import timing as costs_timing
-from alphaprof.costs.speedup import Mix, Speedup, StepTime, StepTimes, Timing, free_draft, speedup
+from alphaprof.costs.rounds import StepTime, StepTimes, Timing, free_draft
+from alphaprof.costs.speedup import Mix, Speedup, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import step_times
 from alphaprof.report.verdict import (

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.costs.speedup import Mix, StepTime, StepTimes, Timing, without_draft
+from alphaprof.costs.rounds import StepTime, StepTimes, Timing, without_draft
+from alphaprof.costs.speedup import Mix
 from alphaprof.report import traffic
 from alphaprof.report.answer import OnFor
 from alphaprof.report.inputs import ReportInputs, draft_pools

@@ -12,7 +12,8 @@ import pytest
 from alphaprof.commands.export.engines import export
 from alphaprof.commands.export.rates import export_rates
 from alphaprof.config.load import changed_question
-from alphaprof.costs.speedup import Mix, StepTime, StepTimes, speedup
+from alphaprof.costs.rounds import StepTime, StepTimes
+from alphaprof.costs.speedup import Mix, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.stopping import P_MINS

@@ -13,7 +13,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import entr, rel_entr
 
-from alphaprof.costs.batch import Drafting, SharedSteps
+from alphaprof.costs.mixing import Drafting, mixing
 from alphaprof.report.sections.target import certain_runs
 from alphaprof.rules import BoundRule
 from alphaprof.theory import certificates, trees
@@ -136,15 +136,24 @@ def of_trees() -> Iterator[str]:
     yield f"alternate it is the other way round, {replayed[1]:.3f}."
 
 
+def of_the_matrix() -> Iterator[str]:
+    rounds, ms = mixing(2, head=False)[:3, :4].astype(int), np.array([10, 12, 15, 2])
+    yield f"T(1), T(2), T(3) = {', '.join(map(str, ms[:3]))} and a draft step of {ms[3]}"
+    yield f"run the rows {', '.join(str(tuple(row.tolist())) for row in rounds)} of M"
+    yield f"and take {', '.join(map(str, rounds @ ms))}."
+
+
 def of_batches() -> Iterator[str]:
     chances, ms = np.array([0.5, 0.0, 0.5]), np.array([10, 14, 14.5])
-    alone, together = (chances @ (SharedSteps.expected(Drafting(chances), batch).verify @ ms) for batch in (1, 2))
+    alone, together = (
+        chances @ mixing(2, head=False, batch=batch, others=Drafting(chances))[:3, :3] @ ms for batch in (1, 2)
+    )
     yield f"T = ({', '.join(f'{value:g}' for value in ms)})"
     yield f"Alone the mean verification is {alone:g}; in the batch (10 + 2 · 14 + 14.5)/4 = {together:g}."
     assert together == (10 + 2 * 14 + 14.5) / 4
 
 
-PARTS = (of_thresholds, of_many_positions, of_lossless, of_trees, of_batches)
+PARTS = (of_thresholds, of_many_positions, of_lossless, of_trees, of_the_matrix, of_batches)
 
 
 @each("part", PARTS)

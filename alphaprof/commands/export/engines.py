@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from alphaprof.commands.export.formats import RATES
 from alphaprof.commands.export.scope import AUTO, Artefact, ExportScope, pooled_depths, scope_of
-from alphaprof.costs.speedup import UNTIMED, Decoded, free_draft, without_draft
+from alphaprof.costs.rounds import UNTIMED, free_draft, without_draft
+from alphaprof.costs.speedup import Decoded
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import interval
 from alphaprof.report.serving import LLAMACPP, PASTED, SGLANG, VLLM, why_not_served

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from alphaprof.commands.export.formats import RATES
 from alphaprof.commands.export.scope import Artefact, ExportScope, pooled_depths, scope_of
-from alphaprof.costs.speedup import free_draft
+from alphaprof.costs.rounds import free_draft
 from alphaprof.render.json import render_json
 from alphaprof.report.speeds import speedup_interval
 from alphaprof.run.reader import RunDraft

@@ -10,7 +10,8 @@ from operator import mul
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import Mix, StepTimes, free_draft, speedup
+from alphaprof.costs.rounds import StepTimes, free_draft
+from alphaprof.costs.speedup import Mix, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, many, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import open_costs, timed_with
-from alphaprof.costs.speedup import Speedup, StepTimes, free_draft, speedup, time_shares, time_spent
+from alphaprof.costs.rounds import StepTimes, free_draft, time_by_step, time_spent
+from alphaprof.costs.speedup import Speedup, speedup
 from alphaprof.costs.steps import TARGET
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.render import format as fmt
@@ -640,7 +641,7 @@ def _typical(seconds: Array) -> float:
 
 def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
     verified = counts.drafted.shape[1] + 1
-    parts = (time_spent(counts, times).sum() * time_shares(counts, times)).tolist()
+    parts = time_by_step(counts, times).tolist()
     unit = times.decode.ms / float(counts.rounds.sum())
     return RoundTime(sum(parts[verified:-1]) * unit, sum(parts[:verified]) * unit, parts[-1] * unit)
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.speedup import FEWEST, Mix, StepTimes, free_draft
+from alphaprof.costs.rounds import StepTimes, free_draft
+from alphaprof.costs.speedup import FEWEST, Mix
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Figure, Table
 from alphaprof.report.build import RunReport

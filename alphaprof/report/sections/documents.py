@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaprof.costs.speedup import StepTimes, time_spent
+from alphaprof.costs.rounds import StepTimes, time_spent
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Table
 from alphaprof.report.build import RunReport

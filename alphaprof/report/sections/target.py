@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.costs.speedup import free_draft, speedup
+from alphaprof.costs.rounds import free_draft
+from alphaprof.costs.speedup import speedup
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Table, table_by_columns, table_of, text_name, text_names
 from alphaprof.report.answer import Result

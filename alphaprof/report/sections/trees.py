@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.costs.speedup import Mix, StepTimes, free_draft, spent_and_base
+from alphaprof.costs.rounds import StepTimes, free_draft
+from alphaprof.costs.speedup import Mix, spent_and_base
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Row, Small, table_by_columns
 from alphaprof.report.build import RunReport

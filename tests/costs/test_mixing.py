@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.costs.batch import Drafting, SharedSteps
-from alphaprof.costs.speedup import (
+from alphaprof.costs.mixing import Drafting, mixing
+from alphaprof.costs.rounds import (
     NOTHING,
-    Decoded,
-    Mix,
     StepTime,
     StepTimes,
     cost_bounds,
     doubtful_time,
     round_costs,
-    speedup,
-    time_shares,
+    time_by_step,
     time_spent,
 )
+from alphaprof.costs.speedup import Decoded, Mix, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.totals.replay import RoundCounts
 from tests.loops import each
@@ -61,6 +59,30 @@ def chances_of(counts: RoundCounts) -> Array:
 
 def batch_of(times: StepTimes, batch: int) -> StepTimes:
     return dataclasses.replace(times, batch=batch)
+
+
+def test_the_matrix_by_hand() -> None:
+    """Columns: T(1), T(2), T(3), a draft step, first steps (two tokens; of a head 1, 2, 3), search, bookkeeping. Rows:
+    rounds that draft 0, 1, 2 tokens; after 0, 1, 2 accepted; a discarded step; a hybrid's steps, started, idle, read.
+    """
+    verified = [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    none = [0, 0, 0]
+    assert mixing(2, head=False).tolist() == [
+        *([*verified[m], m, 0, 1, m > 0] for m in range(3)),
+        *([*none, *first, 0, 0] for first in ([0, 0], [0, 0], [-1, 1])),
+        [*none, 1, 0, 0, 0],
+        *([*none, *none, 0] for _ in range(4)),
+    ]
+    assert mixing(2, head=True, padded=True)[:6].tolist() == [
+        *([0, 0, 1, *steps, 1, m > 0] for m, steps in enumerate(([0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0]))),
+        *([*none, *first, 0, 0] for first in ([0, 0, 0, 0], [0, -1, 1, 0], [0, -1, 0, 1])),
+    ]
+    for head, started, read in ((False, [0, 0], [-1, 1]), (True, [-1, 1, 0, 0], [0, -0.5, 0, 0.5])):
+        steps = [1, *none][: len(started)]
+        hybrid = mixing(2, head, hybrid=True).tolist()
+        assert hybrid[:3] == [[*verified[m], *(0 * step for step in steps), 1, m > 0] for m in range(3)]
+        counted = (steps, started, [0] * len(steps), read)
+        assert hybrid[3:] == [[0] * len(hybrid[0])] * 4 + [[*none, *each, 0, 0] for each in counted]
 
 
 @each("discards", [False, True])
@@ -143,24 +165,27 @@ def test_a_batch_of_prompt_lookup_takes_what_a_simulation_in_lock_step_takes(bat
 @each("times", [LOOKUP, MODEL, HEAD])
 def test_one_sequence_and_drafts_of_one_length_cost_what_they_did_to_the_last_digit(times: StepTimes) -> None:
     counts = rounds_of(3)
-    assert batch_of(times, 1).mixed([counts]).shared is None
+    assert batch_of(times, 1).mixed([counts]).others is None
     always = dataclasses.replace(counts, drafted=np.repeat(counts.rounds[:, None], 3, axis=1))
     mixed = batch_of(times, 8).mixed([always])
     assert np.array_equal(time_spent(always, mixed), time_spent(always, times))
-    assert np.array_equal(time_shares(always, mixed), time_shares(always, times))
+    assert np.array_equal(time_by_step(always, mixed), time_by_step(always, times))
     assert cost_bounds(mixed, 3) == cost_bounds(times, 3)
     assert speedup([always], [1.0], mixed) == speedup([always], [1.0], times)
 
 
 def test_many_sequences_take_the_time_of_their_mean() -> None:
-    """The mean of 10,000 rounds hardly varies: a round of any kind takes T at it."""
+    """The mean of 10,000 rounds hardly varies: a round of any kind takes T at it, and the draft steps of a full one."""
     chances = np.array([0.5, 0.1, 0.1, 0.3])
-    shared = SharedSteps.expected(Drafting(chances), 10_000)
+    rounds = mixing(3, head=False, batch=10_000, others=Drafting(chances))[:4]
     mean = float(np.interp(1 + chances @ range(4), range(1, 5), MS))
-    assert shared.verify @ MS == pytest.approx(np.full(4, mean), rel=1e-3)
-    assert shared.verify.sum(1) == pytest.approx(np.ones(4), rel=1e-12)
-    assert shared.waits == pytest.approx([3, 2, 1, 0])
-    assert shared.others_draft == pytest.approx(1)
+    assert rounds[:, :4] @ MS == pytest.approx(np.full(4, mean), rel=1e-3)
+    assert rounds[:, :4].sum(1) == pytest.approx(np.ones(4), rel=1e-12)
+    draft, two, search, bookkeeping = rounds[:, 4:].T
+    assert draft == pytest.approx([3, 3, 3, 3])
+    assert two == pytest.approx(0)
+    assert search == pytest.approx(1)
+    assert bookkeeping == pytest.approx(1)
 
 
 @each("batch", [1, 4])
@@ -185,7 +210,9 @@ def test_shares_of_the_time_are_its_derivatives(times: StepTimes, kind: str) -> 
     def slower(time: StepTime) -> StepTime:
         return dataclasses.replace(time, ms=time.ms * (1 + 1e-6))
 
-    shares = time_shares(counts, times.mixed([counts]))
+    shares = time_by_step(counts, times.mixed([counts]))
+    assert shares.sum() == pytest.approx(time_spent(counts, times.mixed([counts])).sum())
+    shares /= shares.sum()
     for n in TARGET:
         changed = dataclasses.replace(times, target=TARGET | {n: slower(TARGET[n])})
         assert 1e6 * (spent(changed) / spent(times) - 1) == pytest.approx(shares[n - 1], abs=1e-5)

@@ -1,0 +1,103 @@
+"""The mixing matrix: how often rounds run each kind of step, for everything that they are counted by.
+
+Times of documents are counts @ M @ ms. `counts` [documents, 2 gamma + 7]: rounds that draft exactly m = 0..gamma tokens;
+rounds that get exactly a = 0..gamma drafts accepted; draft steps whose token is discarded; and of a hybrid its draft steps,
+the rounds that run any and those that run none, and the tokens beyond one that first steps read. `ms` [kinds]: the times of
+verifications of 1..gamma + 1 tokens, of a later draft step, of first steps that take another time (a head's over 1..gamma +
+1 verified tokens, or a draft model's over two), of a search, of bookkeeping.
+
+Sequences of a batch share every step: one forward pass verifies the tokens of all of them, and rounds begin and end
+together. A sequence that drafts m tokens waits for a verification of its own m + 1 tokens and of those of the other
+sequences, each of which drafts as any round of the traffic does. Times are known by tokens per sequence, T(n), and linear in
+between: S tokens of a batch of B take T(S / B). So the expected time of a round is a weighted sum of T(1) .. T(gamma + 1),
+and its draft steps are as many as the sequence needs that drafts most (docs/theory.md, part 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from alphaprof.stats.estimate import Array
+
+ROUNDING = 1e-12  # a smaller share of rounds is none
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What rounds of a traffic draft: `chances` [gamma + 1] of drafting exactly m = 0..gamma tokens. `discards`: a round of
+    fewer than gamma tokens runs one more draft step, whose token is discarded. Of a hybrid, `starts`: the chance that a
+    round runs draft steps, and `steps`: how many it then runs.
+    """
+
+    chances: Array
+    discards: bool = False
+    starts: float = 0.0
+    steps: float = 0.0
+
+
+def mixing(
+    gamma: int, head: bool, hybrid: bool = False, padded: bool = False, batch: int = 1, others: Drafting | None = None
+) -> Array:
+    """Return how often each kind of step runs for everything that rounds are counted by, [2 gamma + 7, kinds], as above.
+
+    `head`: the first step of a round is one of its own, over the tokens that were verified; what it takes longer for
+    accepted drafts is counted with the round that accepted them. `hybrid`: rounds draft without draft steps, which are
+    counted apart. `padded`: every sequence is verified over gamma + 1 tokens, whatever it drafts. `others`: how each other
+    sequence of the batch drafts, by itself; None: as much as this one.
+    """
+    draft, first = gamma + 1, gamma + 2  # columns; the last two are search and bookkeeping
+    found = np.zeros((2 * gamma + 7, first + (gamma + 1 if head else 1) + 2))
+    rounds, after, (unused, steps, started, idle, read) = found[: gamma + 1], found[gamma + 1 : -5], found[-5:]
+    drafted = np.arange(gamma + 1)
+    rounds[drafted, gamma if padded else drafted] = rounds[:, -2] = rounds[1:, -1] = 1.0
+    if hybrid:
+        steps[draft] = 1.0
+        if head:
+            started[[draft, first]] = -1.0, 1.0
+        tokens = gamma if head else 1  # more tokens than these were not timed: each is taken to cost the same
+        read[first if head else draft], read[-3] = -1 / tokens, 1 / tokens
+    else:
+        rounds[:, draft], unused[draft] = drafted, 1.0
+        if head:
+            rounds[1:, first], rounds[1:, draft] = 1.0, drafted[1:] - 1
+            after[:, first:-2] = np.eye(gamma + 1)
+            after[:, first] -= 1.0
+        elif gamma:
+            after[gamma, [draft, first]] = -1.0, 1.0
+    if others is None or batch == 1:
+        return found
+
+    chances = np.where(others.chances < ROUNDING, 0.0, others.chances)
+    if not chances[:-1].any():
+        return found
+    if not padded:
+        rounds[:, : gamma + 1] = _verified(chances, batch)
+    rounds[0, -1] = elsewhere = 1 - float(chances[0]) ** (batch - 1)  # chance that any other sequence drafts
+    if hybrid:  # rounds without steps of their own wait for those of others
+        idle += (1 - (1 - others.starts) ** (batch - 1)) * (others.steps * steps + started)
+        return found
+    if head:
+        rounds[0, first], rounds[0, draft] = elsewhere, -elsewhere
+    needed = drafted + (others.discards & (drafted < gamma))
+    most = np.diff(np.cumsum(chances) ** (batch - 1), prepend=0.0)  # of what the sequence drafts that drafts most
+    rounds[:, draft] += np.maximum(needed - needed[:, None], 0) @ most
+    return found
+
+
+def _verified(chances: Array, batch: int) -> Array:
+    """Return the weights of T(1) .. T(gamma + 1) in a verification, [gamma + 1, gamma + 1], by the tokens that a sequence
+    drafts; `chances`: those of what each of the others drafts.
+    """
+    gamma, size = len(chances) - 1, (batch - 1) * (len(chances) - 1) + 1
+    others = np.maximum(np.fft.irfft(np.fft.rfft(chances, size) ** (batch - 1), size), 0.0)  # chances of their sum
+    others /= others.sum()
+    weights = np.empty((gamma + 1, gamma + 1))
+    for drafted in range(gamma + 1):
+        each = (drafted + np.arange(size)) / batch  # drafted tokens per sequence
+        below = np.minimum(each.astype(int), gamma - 1)
+        share = each - below
+        low, high = (np.bincount(below, others * part, gamma + 1) for part in (1 - share, share))
+        weights[drafted] = low + np.roll(high, 1)
+    return weights
