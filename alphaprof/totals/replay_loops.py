@@ -96,7 +96,7 @@ def expect_rounds(
         first = 0
         for index, gamma in enumerate(gammas):
             tested, accepted = depths[1, document, first : first + gamma], depths[2, document, first : first + gamma]
-            state[:] = 0.0
+            state[:] = weight[:] = 0.0
             state[0] = 1.0
             drafts[:] = 0.0
             for at in range(start + 1, stop):

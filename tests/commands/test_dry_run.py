@@ -87,7 +87,9 @@ def test_what_a_run_takes_goes_by_all_documents_and_their_new_tokens(looked: Dry
 def test_an_unknown_number_of_documents_and_a_full_disk_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run: Any = SimpleNamespace(latency=lambda: None)
     plan: Any = SimpleNamespace(
-        options=SimpleNamespace(costs=None), run=run, target=SimpleNamespace(device=torch.device("cpu"))
+        options=SimpleNamespace(costs=SimpleNamespace(source="none")),
+        run=run,
+        target=SimpleNamespace(device=torch.device("cpu")),
     )
     stream = list(dry_run._need_checks(plan, dry_run.Needs(None, None, None, None), None))
     assert (stream[0].level, stream[0].remedy) == ("note", "give the source a limit, or use --limit")

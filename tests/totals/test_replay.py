@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaprof.profiling.models.kinds import PromptLookup
-from alphaprof.totals import count
+from alphaprof.totals import count, replay_loops
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.replay import Rounds, Trace, expected_replays, listed_rounds, replay, run_lengths
 from tests.generators import before_eos, by_llama_cpp
@@ -340,6 +341,21 @@ def test_expected_counts_are_those_of_every_way_it_can_go(blocks: bool, tiny_mod
     for name in ("rounds", "drafted", "tested", "accepted"):
         assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
     assert found.tokens.tolist() == [len(text) - 1 for text in written]
+
+
+@each("before", [-1e300, 1e300, math.nan])
+@in_blocks
+def test_what_memory_held_before_changes_no_count(blocks: bool, before: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_loops, "np", SimpleNamespace(empty=lambda size: np.full(size, before)))
+    monkeypatch.setattr(replay_loops, "expect_rounds", replay_loops.expect_rounds.py_func)  # type: ignore[attr-defined]
+    kept = np.array([0.5, 1.5, 0.25, 0.75, 2.0]) if blocks else np.array([0.5, 0.9, 0.25, 0.75, 0.1])
+    text = trace([0] * 5)
+    found = expected_replays(text, (kept, kept), [3], blocks)[3]
+    monkeypatch.undo()
+    usual = expected_replays(text, (kept, kept), [3], blocks)[3]
+    for name in ("rounds", "drafted", "tested", "accepted"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(usual, name))
+    assert 1 <= found.rounds[0] <= 4
 
 
 @in_blocks
