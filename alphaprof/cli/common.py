@@ -61,23 +61,25 @@ def command(group: Typer, *examples: str, name: str | None = None) -> Callable[[
     return group.command(name, cls=Command, epilog="\n\n".join((heading, *examples)))
 
 
-class _NoPandas:
-    """A module finder that hides pandas."""
+class _Hidden:
+    """A module finder that hides what pyarrow and scipy load though nothing here needs it."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
+        if name in ("pandas", "charset_normalizer"):
             raise ModuleNotFoundError(f"{name} is hidden on purpose", name=name)
 
 
 @contextlib.contextmanager
 def without_pandas() -> Iterator[None]:
-    """Keep pyarrow from loading pandas at its first conversion, which takes as long as a report: nothing here needs it."""
-    sys.meta_path.insert(0, _NoPandas)
+    """Keep pyarrow from loading pandas at its first conversion, which takes as long as a report, and scipy from what guesses
+    the encoding of Fortran.
+    """
+    sys.meta_path.insert(0, _Hidden)
     try:
         yield
     finally:
-        sys.meta_path.remove(_NoPandas)
+        sys.meta_path.remove(_Hidden)
 
 
 class _Terminated(KeyboardInterrupt):
