@@ -19,6 +19,7 @@ class Answer:
     domain: str | None  # None: the whole traffic
     verdict: VerdictName | None  # None: the verdict concerns another rule
     reason: str
+    remedy: str  # what would settle it; empty if it is settled, or the reason says so
     draft: str | None  # None: nothing could be chosen
     rule: str
     gamma: int | None  # of the largest speedup; None: no step times, or too little to choose by

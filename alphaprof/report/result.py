@@ -68,6 +68,7 @@ def build_result(
         domain=key.domain,
         verdict=decision.verdict if decides else None,
         reason=decision.reason if decides or not pool.defined else f"the verdict concerns {decisive} only",
+        remedy=decision.remedy if decides else "",
         draft=key.draft,
         rule=rule.id,
         gamma=best,

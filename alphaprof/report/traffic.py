@@ -120,6 +120,7 @@ class Judge:
             domain=domain,
             verdict=decision.verdict,
             reason=decision.reason,
+            remedy=decision.remedy,
             draft=best[0] if best else None,
             rule=" and ".join(self._evidence.rules) or self._question.rule,
             gamma=best[1] if best else None,

@@ -284,3 +284,12 @@ def test_it_says_what_would_settle_domains_and_which_drafts_reach_the_threshold_
     first, second = (item.answer.domain for item in report.domains)
     assert f"to settle: {first} needs about 60 documents, {second} 1,200 (even odds)" in below
     assert "below 9x in every domain: small, ngram" in below
+    timed = [
+        dataclasses.replace(
+            item,
+            answer=dataclasses.replace(item.answer, verdict="UNDECIDED", documents_needed=None, remedy="time more rounds"),
+        )
+        for item in report.domains
+    ]
+    below = first_screen(changed(report, domains=tuple(timed))).table.below
+    assert f"to settle {first}, {second}: time more rounds" in below

@@ -236,8 +236,11 @@ def _below(report: Report) -> Iterator[str]:
         (domain, count), *others = needed
         rest = "".join(f", {name} {number}" for name, number in others)
         yield f"to settle: {domain} needs about {count} documents{rest} (even odds)"
-    if other := [fmt.short(str(each.domain), NAME) for each in undecided if each.documents_needed is None]:
-        yield f"more documents alone do not settle {', '.join(other)} (--show drafts)"
+    remedies: dict[str, list[str]] = {}
+    for each in undecided:
+        if each.documents_needed is None and each.remedy:
+            remedies.setdefault(each.remedy, []).append(fmt.short(str(each.domain), NAME))
+    yield from (f"to settle {', '.join(names)}: {remedy}" for remedy, names in remedies.items())
     judged = {item.answer.draft for item in report.drafts}  # without a name if it has no rounds
     untimed = [draft for draft in report.run.drafts if draft not in judged]
     if untimed and judged and None not in judged:

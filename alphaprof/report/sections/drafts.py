@@ -135,7 +135,7 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
     needed = []
     for result in (result for result in results if result.verdict == "UNDECIDED"):
         if result.documents_needed is None:
-            undecided.setdefault(result.reason, []).append(fmt.short(result.domain))
+            undecided.setdefault(result.remedy or result.reason, []).append(fmt.short(result.domain))
         else:
             likely = "" if result.documents_likely is None else f" ({fmt.count(result.documents_likely)})"
             needed.append(f"{fmt.short(result.domain)} {fmt.count(result.documents_needed)}{likely}")
