@@ -27,10 +27,10 @@ def written_profile(folder: Path, python: str, model: str) -> Path:
         "data": [
             {"domain": "stories", "path": str(ROOT / "profiles" / "prompts" / "stories-new.jsonl"), "prompt": "{prompt}"}
         ],
-        "continuation": {"kind": "greedy", "max_new_tokens": 48, "engine": "vllm"},
+        "continuation": {"kind": "greedy", "max_new_tokens": 48, "writer": "vllm"},
         "rules": ["strict"],
         "gammas": [1, 3],
-        "engine": {"python": python, "args": {"enforce_eager": True, "max_num_seqs": 8}, "concurrency": 4},
+        "vllm": {"python": python, "args": {"enforce_eager": True, "max_num_seqs": 8}, "concurrency": 4},
         "costs": {"source": "vllm", "repeats": 8, "budget": 20},
     }
     path = folder / "engine.yaml"

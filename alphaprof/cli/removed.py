@@ -19,6 +19,7 @@ REMOVED: dict[str, str] = {
     "profile --engine": "use --set execution.workers=N: more than one are Ray actors (docs/scale.md)",
     "runs": "see the progress that alphaprof profile prints; finish a run with alphaprof profile --resume",
     "predict --burstiness": "leave it out: a report replays the rounds of real text, in which acceptance comes in bursts",
+    "predict --engine": "write --preset sglang-h200",
     "predict --verify-slope": "give --verify of one --gamma, or --target-config and --draft-config to compute it",
     "trees": "use alphaprof report RUN --show trees",
     "report --show certificates": TARGET,

@@ -151,7 +151,7 @@ def predict(
     target_config: TargetConfig = None,
     draft_config: DraftConfig = None,
     accelerator: Annotated[str, how(help="The device to compute costs for (docs/costs.md).")] = "h200",
-    engine: Annotated[str, how(help="Engine whose overheads to add: sglang-h200, or none.")] = "sglang-h200",
+    preset: Annotated[str, how(help="Engine whose overheads to add: sglang-h200, or none.")] = "sglang-h200",
     tp: Annotated[int, how(help="Tensor-parallel devices.")] = 1,
     weight_bytes: Annotated[float | None, how(help="Bytes per weight if quantized: 1 for fp8.")] = None,
     batch: Annotated[int, how(help="Sequences decoded at once.")] = 1,
@@ -169,7 +169,7 @@ def predict(
     gammas = gammas_of(acceptance, gamma)
     given = None if cost is None else RoundCost(cost, verify, overhead)
     asked = RooflineCosts.model_construct(
-        source="roofline", accelerator=accelerator, tp=tp, engine=engine, weight_bytes=weight_bytes
+        source="roofline", accelerator=accelerator, tp=tp, preset=preset, weight_bytes=weight_bytes
     )
     costs = cost_asked(given, (target_config, draft_config), asked, (batch, context), gammas)
     show(build_prediction(acceptance, costs, gammas, request_share, coverage), form, out)

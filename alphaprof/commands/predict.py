@@ -242,7 +242,7 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
 
     for option, value, known in (
         ("--accelerator", asked.accelerator, ACCELERATORS),
-        ("--engine", asked.engine, ENGINES),
+        ("--preset", asked.preset, ENGINES),
     ):
         if value not in known:
             raise OptionInvalid(f"{option}: {shown(value)} is not known", f"choose one of {', '.join(sorted(known))}")
@@ -263,7 +263,7 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
         target=str(target),
         draft=str(draft),
         accelerator=asked.accelerator,
-        engine=asked.engine,
+        engine=asked.preset,
         tp=asked.tp,
         batch=batch,
         context=context,

@@ -32,7 +32,7 @@ UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no op
 NO_POOLS = "remove it: a report assigns no servers, but says on which domains alone the draft is faster than on all of them"
 AS_MEANT = "leave it out: files are read as they mean it; export and the wiring check name what engines read otherwise"
 PRESETS = (
-    "leave it out: engine: sglang-h200 has all constants of a roofline; measure step times for your own (docs/costs.md)"
+    "leave it out: preset: sglang-h200 has all constants of a roofline; measure step times for your own (docs/costs.md)"
 )
 CONSTANTS = (  # of rooflines
     *("memory_efficiency", "compute_efficiency", "all_reduce_ms", "expert_reuse"),
@@ -43,7 +43,9 @@ REMOVED: dict[str, str] = {
     "min_route_gain": NO_POOLS,
     "route": NO_POOLS,
     "serve_as": AS_MEANT,
-    "engine": "set workers: N, which are Ray actors if more than one (docs/scale.md)",  # of execution
+    # At the top of a profile, in continuations, in rooflines and in execution.
+    "engine": "write vllm: {python: ...} at the top, writer: vllm in a continuation, preset: sglang-h200 in costs, and "
+    "workers: N in execution",
     **dict.fromkeys(CONSTANTS, PRESETS),
 }
 REMOVED_KINDS = {  # kinds of drafts that were removed, and what to use instead
@@ -285,8 +287,8 @@ AnyDraft = Annotated[SerializeAsAny[DraftOptions], PlainValidator(_draft)]
 class WrittenContinuation(Options):
     """Base of continuations that the target writes for the run."""
 
-    engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="run the target with transformers here, or with the vLLM of the profile's engine"
+    writer: Literal["transformers", "vllm"] = Field(
+        "transformers", description="who writes the text: transformers here, or the vLLM of the profile's vllm"
     )
 
 
@@ -390,7 +392,7 @@ class MeasuredCosts(Options):
     )
 
 
-class EngineOptions(Options):
+class VllmOptions(Options):
     """Your vLLM: the python of its own environment, which starts it here, or the address of a running server. With both,
     the server writes texts and the other one times steps.
     """
@@ -430,7 +432,7 @@ class RooflineCosts(Options):
         [1, 8, 32, 64, 128, 256], description="sequences per batch: a report says up to which size a draft pays"
     )
     overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
-    engine: str = Field("none", description="engine whose overheads are added: sglang-h200, or none (docs/costs.md)")
+    preset: str = Field("none", description="engine whose overheads are added: sglang-h200, or none (docs/costs.md)")
     weight_bytes: float | None = Field(None, gt=0, description="bytes per parameter of the target; default: from its dtype")
     draft_weight_bytes: float | None = Field(
         None, gt=0, description="bytes per parameter of draft models; default: from their dtype"
@@ -444,9 +446,9 @@ class RooflineCosts(Options):
             raise ValueError(f"unknown accelerator {shown(name)}: choose one of {', '.join(sorted(ACCELERATORS))}")
         return name
 
-    @field_validator("engine")
+    @field_validator("preset")
     @classmethod
-    def _known_engine(cls, name: str) -> str:
+    def _known_preset(cls, name: str) -> str:
         if name not in ENGINES:
             raise ValueError(f"no overheads are known for {shown(name)}: choose one of {', '.join(ENGINES)}")
         return name

@@ -19,7 +19,6 @@ from alphaprof.config.options import (
     Ascending,
     ContinuationOptions,
     CostOptions,
-    EngineOptions,
     GreedyContinuation,
     HeadOptions,
     HybridOptions,
@@ -32,6 +31,7 @@ from alphaprof.config.options import (
     TableCosts,
     TargetOptions,
     TextContinuation,
+    VllmOptions,
     Whole,
     WrittenContinuation,
 )
@@ -227,7 +227,7 @@ class ProfileOptions(Options):
         [1, 2, 3, 4, 5, 6, 7, 8], description="numbers of drafted tokens per round to replay"
     )
     costs: CostOptions = MeasuredCosts()
-    engine: EngineOptions | None = Field(None, description="a vLLM that writes texts or times steps (docs/vllm.md)")
+    vllm: VllmOptions | None = Field(None, description="a vLLM that writes texts or times steps (docs/vllm.md)")
     decision: DecisionOptions = DecisionOptions()
     execution: ExecutionOptions = ExecutionOptions()
     thinking: Markers | None = Field(None, description="report thinking and answer separately; default: together")
@@ -304,10 +304,10 @@ class ProfileOptions(Options):
             if not sizes[0] <= decision.concurrency <= sizes[-1]:
                 outside = f"{decision.concurrency} is outside costs.concurrency {cut(str(sizes), 100)}"
                 yield f"decision.concurrency {outside}, so it has no step times"
-        if self.engine is None and self.written_by_engine():
-            yield "continuation.engine vllm needs engine.python or engine.url (docs/vllm.md)"
-        if self.costs.source == "vllm" and (self.engine is None or self.engine.python is None):
-            yield "costs.source vllm needs engine.python, to start vLLM and time its steps (docs/vllm.md)"
+        if self.vllm is None and self.written_by_engine():
+            yield "continuation.writer vllm needs vllm.python or vllm.url (docs/vllm.md)"
+        if self.costs.source == "vllm" and (self.vllm is None or self.vllm.python is None):
+            yield "costs.source vllm needs vllm.python, to start vLLM and time its steps (docs/vllm.md)"
         for index, source in enumerate(self.data):
             if isinstance(self.continuation_of(index), TextContinuation) and (source.chat or source.messages is not None):
                 yield f"data.{index}: continuation kind text is for a plain corpus: use prompt without chat"
@@ -325,7 +325,7 @@ class ProfileOptions(Options):
     def written_by_engine(self) -> set[int]:
         """Return the sources whose texts the engine writes."""
         kinds = enumerate(map(self.continuation_of, range(len(self.data))))
-        return {index for index, kind in kinds if isinstance(kind, WrittenContinuation) and kind.engine != "transformers"}
+        return {index for index, kind in kinds if isinstance(kind, WrittenContinuation) and kind.writer != "transformers"}
 
     @property
     def uses_engine(self) -> bool:
@@ -354,11 +354,11 @@ class ProfileOptions(Options):
         costs = self.costs
         if isinstance(costs, TableCosts):
             costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})
-        engine = self.engine
-        if engine is not None and engine.python is not None and os.sep in engine.python:
-            python = os.path.abspath(folder / os.path.expanduser(engine.python))  # its links stay: they name the environment
-            engine = engine.model_copy(update={"python": python})
-        changed = {"target": target, "drafts": drafts, "data": data, "costs": costs, "engine": engine}
+        vllm = self.vllm
+        if vllm is not None and vllm.python is not None and os.sep in vllm.python:
+            python = os.path.abspath(folder / os.path.expanduser(vllm.python))  # its links stay: they name the environment
+            vllm = vllm.model_copy(update={"python": python})
+        changed = {"target": target, "drafts": drafts, "data": data, "costs": costs, "vllm": vllm}
         return self.model_copy(update=changed)
 
 

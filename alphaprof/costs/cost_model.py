@@ -49,7 +49,7 @@ def roofline_ms(
 ) -> float:
     """Return a step's time by a roofline with the engine's efficiencies, without overhead."""
     tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
-    efficiency = ENGINES[costs.engine].efficiency
+    efficiency = ENGINES[costs.preset].efficiency
     return step_ms(shape, ACCELERATORS[costs.accelerator], efficiency, tokens, batch, context, tp)
 
 
@@ -57,7 +57,7 @@ def accuracy(costs: RooflineCosts, batch: int, context: float) -> tuple[float, s
     """Return the factor within which 90% of published speedups lie of computed ones, if that is known, and what the
     times are made of, in words. Where the engine's ground ends, or with other sizes or overheads, the error is taken twice.
     """
-    engine = ENGINES[costs.engine]
+    engine = ENGINES[costs.preset]
     if engine.accelerator is None:
         return engine.factor, f"{engine.about}; 90% of published speedups on H200 lie within factor {engine.factor:.2f}"
     usual = RooflineCosts.model_fields
@@ -88,7 +88,7 @@ def roofline_rows(
     the factor that holds 90% of published speedups at `mean_context`.
     """
     rows: list[StepRow] = []
-    added = ENGINES[costs.engine]
+    added = ENGINES[costs.preset]
     more = added.layers_ms(target.layers, bool(target.experts)) + costs.overhead_ms
     for batch, context in product(batches, contexts):
         error = _standard_error(accuracy(costs, batch, mean_context)[0])

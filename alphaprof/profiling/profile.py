@@ -289,8 +289,8 @@ def load(
     tokenizer = load_tokenizer(options.target)
     staged = staged or reused
     check_tokenizers(options, tokenizer)  # wrong ones, a wrong engine and wrong data are found before weights are loaded
-    if options.engine is not None and options.uses_engine and engine:
-        check_engine(options, options.engine, tokenizer, reused is None and bool(options.written_by_engine()))
+    if options.vllm is not None and options.uses_engine and engine:
+        check_engine(options, options.vllm, tokenizer, reused is None and bool(options.written_by_engine()))
     if staged is None:
         first = Corpus(options, tokenizer, None, INT32_MAX)
         for _ in itertools.islice(first, LOOKED_AT * len(options.data)):
@@ -327,8 +327,8 @@ def manifest_of(loaded: Loaded, engine: bool = True) -> Manifest:
 
 def _environment(name: str, device: torch.device, options: ProfileOptions | None) -> Environment:
     packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
-    if options is not None and options.engine is not None and options.uses_engine:
-        packages["vllm"] = vllm_version(options.engine)
+    if options is not None and options.vllm is not None and options.uses_engine:
+        packages["vllm"] = vllm_version(options.vllm)
     with contextlib.suppress(PackageNotFoundError):  # not there on every system
         packages["triton"] = version("triton")
     return {
@@ -552,7 +552,7 @@ def writers(options: ProfileOptions, manifest: Manifest) -> tuple[TextWriter | N
     if manifest.reused is not None:
         return None, False
     written = options.written_by_engine()
-    engine = options.engine if written else None
+    engine = options.vllm if written else None
     writer = TextWriter(options, engine, manifest.target) if engine is not None else None
     return writer, len(written) < len(options.data)
 
@@ -620,10 +620,10 @@ def time_models(models: Models, manifest: Manifest, text: Ids, costs: MeasuredCo
 
     def measure() -> latency.Timed:
         options = models.options
-        if costs.source == "vllm" and options.engine is not None:
+        if costs.source == "vllm" and options.vllm is not None:
             models.release()
             progress.start("timing steps", 100, "parts")
-            return time_engines(options, options.engine, manifest.target, manifest.drafts, costs, progress.say, tick)
+            return time_engines(options, options.vllm, manifest.target, manifest.drafts, costs, progress.say, tick)
         loaded = models.loaded()
         subjects = latency.Subjects(loaded.target, loaded.drafts, text, max(options.gammas), costs.mode, progress.say)
         progress.start("timing steps", 100, "parts")

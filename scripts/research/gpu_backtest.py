@@ -192,10 +192,10 @@ def fitted(rows: Sequence[Row], setting: RooflineCosts, context: int) -> dict[st
 
 def with_overheads(setting: RooflineCosts, values: Mapping[str, float]) -> RooflineCosts:
     """Return the setting with an engine of other overheads, whose error is what the engine's is elsewhere."""
-    engine = ENGINES[setting.engine]
+    engine = ENGINES[setting.preset]
     factor = engine.factor if engine.accelerator is None else engine.factor**2
     ENGINES["fitted"] = replace(engine, factor=factor, accelerator=None, **values)
-    return setting.model_copy(update={"engine": "fitted"})
+    return setting.model_copy(update={"preset": "fitted"})
 
 
 def judged(
@@ -258,14 +258,14 @@ def main() -> None:
         raise SystemExit(
             f"no row of {given.rows} can be computed: {'; '.join(left_out)}\nhint: chains of known shapes are needed"
         )
-    setting = RooflineCosts(source="roofline", accelerator=given.accelerator, engine=given.engine)
+    setting = RooflineCosts(source="roofline", accelerator=given.accelerator, preset=given.engine)
     document: dict[str, Any] = {"engine": given.engine, "accelerator": given.accelerator, "context": given.context}
     document["left_out"] = left_out
     if given.fit:
         document["fitted"] = fitted(rows, setting, given.context)
         setting = with_overheads(setting, document["fitted"])
     calibration, _ = read_rows(given.requests, CALIBRATION / "configs", None)
-    usual = RooflineCosts(source="roofline", accelerator="h200", engine=given.engine)  # where these throughputs come from
+    usual = RooflineCosts(source="roofline", accelerator="h200", preset=given.engine)  # where these throughputs come from
     shares = request_shares(calibration, [cost(row, usual, given.context) for row in calibration])
     unknown = dict.fromkeys(row.requests for row in rows if row.requests not in shares)
     document["left_out"] += [f"no request share for {bench}, batch {batch}: taken as 0" for bench, batch in unknown]

@@ -115,12 +115,12 @@ ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set route.by=none", 2, "unknown key route", "on which domains alone the draft is faster"),
     (f"{NEW} --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", "assigns no servers"),
     ("report run --set route.by=none", 2, "a report can only change decision.*", "assigns no servers"),
-    (f"{NEW} --set execution.engine=ray", 2, "unknown key execution.engine", "Ray actors"),
+    (f"{NEW} --set execution.engine=ray", 2, "unknown key execution.engine", "workers: N in execution"),
     (
         "report run --set costs.source=roofline --set costs.accelerator=h200 --set costs.layer_overhead_us=40",
         2,
         "unknown key costs.layer_overhead_us",
-        "engine: sglang-h200 has all constants",
+        "preset: sglang-h200 has all constants",
     ),
     ("report run --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", "assigns no servers"),
     (

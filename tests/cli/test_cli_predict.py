@@ -170,7 +170,7 @@ def test_impossible_options_are_refused_in_two_lines(arguments: list[str], probl
 CONFIGS = Path(__file__).parents[1] / "golden" / "gpu" / "configs"
 CARD = (
     *("--target-config", CONFIGS / "llama-3.1-8b.json", "--draft-config", CONFIGS / "head-llama-3.1-8b.json"),
-    *("--accelerator", "h200", "--engine", "sglang-h200", "--batch", "8"),
+    *("--accelerator", "h200", "--preset", "sglang-h200", "--batch", "8"),
 )
 
 
@@ -333,7 +333,7 @@ def of_engines() -> Iterator[str]:
     yield f"| textbook, c = 0.04, v = 1 | {' | '.join(textbook)} |"
     for (name, split), batch in product((("Llama-3.1-8B", ""), ("Qwen3-30B-A3B", ", TP 4")), (1, 8)):
         target, head = (CONFIGS / f"{kind}{name.lower()}.json" for kind in ("", "head-"))
-        setting = RooflineCosts(source="roofline", accelerator="h200", tp=4 if split else 1, engine="sglang-h200")
+        setting = RooflineCosts(source="roofline", accelerator="h200", tp=4 if split else 1, preset="sglang-h200")
         cost = computed_cost(target, head, setting, batch, 1024, 8)
         found = [build_prediction(alpha, cost) for alpha in (GENERIC, CUSTOM)]
         cells = [of_best((each.best_gamma, each.gammas[each.best_gamma - 1].speedup)) for each in found]

@@ -26,7 +26,7 @@ from alphaprof.totals.replay import RoundCounts
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "gpu"
-SGLANG = RooflineCosts(source="roofline", accelerator="h200", engine="sglang-h200")
+SGLANG = RooflineCosts(source="roofline", accelerator="h200", preset="sglang-h200")
 
 
 def backtest(*options: str) -> Any:
@@ -90,7 +90,7 @@ def test_without_overheads_the_times_are_those_of_the_bare_roofline(monkeypatch:
     zero = dict.fromkeys(("layer_us", "expert_layer_us", "round_ms", "draft_ms"), 0.0)
     efficiency = ENGINES["none"].efficiency
     monkeypatch.setitem(ENGINES, "empty", dataclasses.replace(ENGINES["sglang-h200"], **zero, efficiency=efficiency))
-    emptied = SGLANG.model_copy(update={"engine": "empty"})
+    emptied = SGLANG.model_copy(update={"preset": "empty"})
     for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
         target, head = shapes(name)
         bare, other = (

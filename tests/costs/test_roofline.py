@@ -273,7 +273,7 @@ def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later
     """Which goes without the parameters of the first, and alone has the overhead of a draft's step."""
     shape = dataclasses.replace(SMALL, first_parameters=1e8)
     monkeypatch.setitem(ENGINES, "own", dataclasses.replace(ENGINES["none"], draft_ms=0.25))
-    setting = PLAIN.model_copy(update={"engine": "own"})
+    setting = PLAIN.model_copy(update={"preset": "own"})
     found = roofline_rows(TARGET, {"eagle": shape}, setting, 2, (8,), (512,), (), ["eagle"])
     times = {(row.step, row.tokens): row.ms for row in found if row.model == "eagle"}
     assert set(times) == {("draft", 1), *(("draft_first", n) for n in (1, 2, 3))}
@@ -295,7 +295,7 @@ def test_a_decode_step_by_hand() -> None:
 
 def test_overheads_are_added_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "own", dataclasses.replace(ENGINES["none"], draft_ms=0.5))
-    plain, slow = rows(), rows(PLAIN.model_copy(update={"overhead_ms": 3.0, "engine": "own"}))
+    plain, slow = rows(), rows(PLAIN.model_copy(update={"overhead_ms": 3.0, "preset": "own"}))
     added = {(place[0], place[1]): slow[place].ms - plain[place].ms for place in plain}
     assert added == pytest.approx(
         {

@@ -19,7 +19,7 @@ import yaml
 
 from alphaprof.commands.validate.engine import rounds_of, validate_by
 from alphaprof.config.load import load_profile
-from alphaprof.config.options import EngineOptions, MeasuredCosts
+from alphaprof.config.options import MeasuredCosts, VllmOptions
 from alphaprof.costs.timing import reach
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
 from alphaprof.profiling.engine.client import VllmEngine, vllm_version
@@ -125,7 +125,7 @@ class Engines:
         self.alive, self.most, self.started = 0, 0, list[str]()
         self.rng = np.random.default_rng(0)
 
-    def __call__(self, options: EngineOptions, model: Any, speculation: dict[str, Any] | None = None) -> Engines:
+    def __call__(self, options: VllmOptions, model: Any, speculation: dict[str, Any] | None = None) -> Engines:
         self.speculation = speculation or {"method": "plain", "num_speculative_tokens": 0}
         self.facts = {"context": 256, "waited_s": 0.0}
         return self
@@ -151,12 +151,12 @@ def timed_by(engines: Engines, monkeypatch: pytest.MonkeyPatch, folder: Path) ->
     """The step times of a profile with prompt lookup and a head at gamma 1 and 3."""
     monkeypatch.setattr("alphaprof.profiling.engine.steps.VllmEngine", engines)
     options = load_profile(written_profile(folder, "python", "model"))
-    assert options.engine is not None
+    assert options.vllm is not None
     assert isinstance(options.costs, MeasuredCosts)
     drafts = {"ngram": facts(False), "head": facts(True)}
     costs = options.costs.model_copy(update={"repeats": 20})
     ticks = list[float]()
-    timed = time_engines(options, options.engine, facts(True), drafts, costs, lambda _: None, ticks.append)
+    timed = time_engines(options, options.vllm, facts(True), drafts, costs, lambda _: None, ticks.append)
     assert sum(ticks) == pytest.approx(1)
     return timed
 
@@ -295,7 +295,7 @@ def test_an_engine_that_dies_says_why(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    engine = VllmEngine(EngineOptions(python=str(fake_python(tmp_path))), {"model": "m"})
+    engine = VllmEngine(VllmOptions(python=str(fake_python(tmp_path))), {"model": "m"})
     assert engine.start()["context"] == 256
     with pytest.raises(EngineFailed) as error:
         engine.ask("steps", batch=1, context=8, proposed=0, count=1)
@@ -321,7 +321,7 @@ def test_a_run_goes_on_after_its_engine_died(
 def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
     for python in ("/bin/false", str(tmp_path / "none")):
         with pytest.raises(EngineFailed, match="has no vLLM"):
-            vllm_version(EngineOptions(python=python))
+            vllm_version(VllmOptions(python=python))
 
 
 def test_a_draft_that_vllm_does_not_have_is_refused_before_any_text_is_written(tmp_path: Path) -> None:
@@ -350,9 +350,9 @@ def test_a_dry_run_starts_no_engine_to_time_steps(
     ("engine", "costs", "words"),
     [
         ({"python": "/bin/false"}, {"source": "vllm"}, "has no vLLM"),
-        ({"python": sys.executable, "args": {"model": "./none"}}, {"source": "vllm"}, "engine.args.model './none' does not"),
+        ({"python": sys.executable, "args": {"model": "./none"}}, {"source": "vllm"}, "vllm.args.model './none' does not"),
         ({"url": "http://127.0.0.1:1"}, {"source": "measured"}, "http://127.0.0.1:1 does not answer"),
-        ({"url": "SERVER", "model": "other"}, {"source": "measured"}, "engine.model is 'other'"),
+        ({"url": "SERVER", "model": "other"}, {"source": "measured"}, "vllm.model is 'other'"),
         ({"url": "SERVER"}, {"source": "measured"}, "does not use the target's tokenizer"),
     ],
 )
@@ -364,7 +364,7 @@ def test_a_wrong_engine_is_found_before_weights_are_loaded(
         engine = engine | {"python": str(fake_python(tmp_path))}
     if engine.get("url") == "SERVER":
         engine = engine | {"url": server[0]}
-    path = changed(written_profile(tmp_path, "", str(tiny / "target")), engine=engine, costs=costs, drafts={})
+    path = changed(written_profile(tmp_path, "", str(tiny / "target")), vllm=engine, costs=costs, drafts={})
     with pytest.raises(EngineFailed) as error:
         load(load_profile(path), Silent())
     assert words in error.value.message
@@ -373,14 +373,14 @@ def test_a_wrong_engine_is_found_before_weights_are_loaded(
 @each(
     ("engine", "costs", "words"),
     [
-        (None, {}, "continuation.engine vllm needs engine.python or engine.url"),
-        ({"url": "http://127.0.0.1:1"}, {"source": "vllm"}, "costs.source vllm needs engine.python"),
+        (None, {}, "continuation.writer vllm needs vllm.python or vllm.url"),
+        ({"url": "http://127.0.0.1:1"}, {"source": "vllm"}, "costs.source vllm needs vllm.python"),
         ({}, {}, "needs python, to start vLLM"),
         ({"url": "file:///etc/passwd"}, {}, "String should match pattern"),
     ],
 )
 def test_a_profile_says_where_vllm_is(engine: Any, costs: dict[str, Any], words: str, tmp_path: Path) -> None:
-    path = changed(written_profile(tmp_path, "python", "model"), engine=engine, costs=costs)
+    path = changed(written_profile(tmp_path, "python", "model"), vllm=engine, costs=costs)
     with pytest.raises(ProfileInvalid, match=words):
         load_profile(path)
 
@@ -401,13 +401,13 @@ def test_validate_says_that_it_decodes_no_hybrid(tmp_path: Path) -> None:
     [
         ("transformers", [], 2, "decodes one text at a time"),
         ("vllm", ["additive:0.1"], 1, "vLLM decodes by decision.rule"),
-        ("vllm", [], 1, "needs engine.python"),
+        ("vllm", [], 1, "needs vllm.python"),
     ],
 )
 def test_validate_refuses_what_the_engine_does_not_do(
     engine: str, rules: list[str], concurrency: int, words: str, tmp_path: Path
 ) -> None:
-    path = changed(written_profile(tmp_path, "", "model"), engine={"url": "http://127.0.0.1:1"}, costs={"source": "none"})
+    path = changed(written_profile(tmp_path, "", "model"), vllm={"url": "http://127.0.0.1:1"}, costs={"source": "none"})
     with pytest.raises(OptionInvalid, match=words):
         validate_by(engine, load_profile(path), tmp_path, None, 1, Silent(), rules, concurrency)
 
@@ -456,7 +456,7 @@ def server() -> Iterator[tuple[str, dict[str, Any], list[tuple[str, Any, str | N
 def test_a_server_writes_texts_as_ids(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     url, _, asked = server
     monkeypatch.setenv(KEY, "secret")
-    there = VllmServer(EngineOptions(url=f"{url}/v1"), f"{url}/v1")
+    there = VllmServer(VllmOptions(url=f"{url}/v1"), f"{url}/v1")
     prompts = [{"ids": [1, number], "max_tokens": 2, "temperature": 0.8, "seed": 7} for number in range(3)]
     assert list(there.write(prompts, 2)) == [{"place": place, "ids": [6482, 29891]} for place in range(3)]
     assert there.tokens("hello é") == [22172, 904]
@@ -490,7 +490,7 @@ def test_a_server_that_cannot_help_is_refused(
     monkeypatch.setenv(KEY, "secret")
     answers |= ANSWERS | {path: answer}
     with pytest.raises(AlphaprofError) as error:
-        list(VllmServer(EngineOptions(url=url), url).write([{"ids": [1], "max_tokens": 1}], 1))
+        list(VllmServer(VllmOptions(url=url), url).write([{"ids": [1], "max_tokens": 1}], 1))
     assert words in error.value.message
     assert "secret" not in error.value.message + error.value.hint
 
@@ -499,7 +499,7 @@ def test_a_server_that_cannot_help_is_refused(
 @pytest.mark.demo_model
 def test_a_server_of_another_model_is_refused(server: Served, tmp_path: Path, stories15m: Path) -> None:
     url, _, _ = server
-    path = changed(written_profile(tmp_path, "", str(stories15m)), engine={"url": url}, costs={"source": "none"})
+    path = changed(written_profile(tmp_path, "", str(stories15m)), vllm={"url": url}, costs={"source": "none"})
     code, text = failure(invoke("profile", path, "--out", tmp_path / "run", "--limit", "2"))
     assert (code, "does not use the target's tokenizer" in text) == (4, True)
 

@@ -449,7 +449,7 @@ def test_the_error_of_computed_times_is_part_of_the_interval_and_larger_elsewher
     run = shaped(timed(tmp_path / "run"), tmp_path / "run")
     widths, pages = [], []
     for accelerator in ("h200", "l4"):
-        overrides = ["costs.source=roofline", f"costs.accelerator={accelerator}", "costs.engine=sglang-h200"]
+        overrides = ["costs.source=roofline", f"costs.accelerator={accelerator}", "costs.preset=sglang-h200"]
         report = build_report(run, config=changed_question(run.manifest.config, overrides))
         speedup = next(item.speedup for item in report.results[0].gammas if item.gamma == 3)  # of a draft that always drafts
         assert speedup is not None

@@ -69,10 +69,10 @@ def _validate_in_vllm(
     """Profile into the new directory `out`, then have vLLM time its steps and decode the same documents, `concurrency` at a
     time. Raises the errors of `errors.py`.
     """
-    engine = options.engine
+    engine = options.vllm
     if engine is None or engine.python is None:
         raise OptionInvalid(
-            "--engine vllm needs engine.python in the profile", "set it to the Python that has vLLM (docs/vllm.md)"
+            "--engine vllm needs vllm.python in the profile", "set it to the Python that has vLLM (docs/vllm.md)"
         )
     rules = [decoded_rule(options.decision.rule, policy) for policy in sorted(require_own_text(options))]
     if odd := [rule for rule in rules if rule not in RULES]:

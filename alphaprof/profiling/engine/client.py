@@ -17,7 +17,7 @@ from alphaprof.errors import EngineFailed, cut, shown
 from alphaprof.profiling.engine.server import Prompt, server_version
 
 if TYPE_CHECKING:
-    from alphaprof.config.options import EngineOptions
+    from alphaprof.config.options import VllmOptions
 
 WORKER = Path(__file__).parent / "vllm_worker.py"
 TRIED = "0.32"  # the version of vLLM that all of this has run with
@@ -36,7 +36,7 @@ IMPORT_S = 300  # within which a python imports vLLM, on a slow disk too
 MEMORY = 0.9  # of a GPU
 
 
-def vllm_version(options: EngineOptions) -> str:
+def vllm_version(options: VllmOptions) -> str:
     """Return the version of vLLM in the user's environment, or on the server. Raises `EngineFailed`."""
     return server_version(str(options.url)) if options.python is None else _printed(options.python, VERSION)
 
@@ -51,8 +51,8 @@ def _printed(python: str, code: str) -> str:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=IMPORT_S, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip()
-        hint = "set engine.python to a python that has vLLM installed (docs/vllm.md)"
-        raise EngineFailed(f"engine.python {shown(python)} has no vLLM: {cut(said.splitlines()[-1])}", hint) from None
+        hint = "set vllm.python to a python that has vLLM installed (docs/vllm.md)"
+        raise EngineFailed(f"vllm.python {shown(python)} has no vLLM: {cut(said.splitlines()[-1])}", hint) from None
     return done.stdout.strip()
 
 
@@ -63,7 +63,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        options: EngineOptions,
+        options: VllmOptions,
         model: Mapping[str, Any],
         speculation: Mapping[str, Any] | None = None,
     ) -> None:
@@ -121,7 +121,7 @@ class VllmEngine:
         answer = json.loads(line) if line else {"error": _last_error(self._log)}
         if isinstance(answer, dict) and "error" in answer:
             self.close()
-            hint = f"see {self._log}; engine.args are the arguments of vLLM (docs/vllm.md)"
+            hint = f"see {self._log}; vllm.args are the arguments of vLLM (docs/vllm.md)"
             raise EngineFailed(f"vLLM failed: {cut(answer['error'])}", hint)
         return answer
 

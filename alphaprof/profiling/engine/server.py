@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from alphaprof.errors import TEXT, ColumnMissing, DataUnreadable, EngineFailed, cut, shown
 
 if TYPE_CHECKING:
-    from alphaprof.config.options import EngineOptions
+    from alphaprof.config.options import VllmOptions
 
 KEY = "VLLM_API_KEY"  # the environment variable that `vllm serve` reads as well
 WRITTEN_S, ANSWER_S = 3600, 30  # seconds after which a request for a text, and any other one, has failed
@@ -38,13 +38,13 @@ SAVE = "curl -s SERVER/metrics"
 class VllmServer:
     """A vLLM server on an address. The key of `VLLM_API_KEY`, if there is one, goes with every request."""
 
-    def __init__(self, options: EngineOptions, url: str) -> None:
+    def __init__(self, options: VllmOptions, url: str) -> None:
         self.url = _root(url)
         served = [str(each["id"]) for each in _asked(self.url, "/v1/models").get("data", ())]
         self.model = options.model or (served[0] if len(served) == 1 else "")
         if self.model not in served:
-            hint = f"set engine.model to one of: {cut(', '.join(served))}"
-            raise EngineFailed(f"{self.url} serves {len(served)} models, and engine.model is {shown(options.model)}", hint)
+            hint = f"set vllm.model to one of: {cut(', '.join(served))}"
+            raise EngineFailed(f"{self.url} serves {len(served)} models, and vllm.model is {shown(options.model)}", hint)
 
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of a text without special tokens. Raises `EngineFailed`."""

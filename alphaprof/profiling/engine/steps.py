@@ -46,7 +46,7 @@ from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
-    from alphaprof.config.options import EngineOptions, MeasuredCosts
+    from alphaprof.config.options import MeasuredCosts, VllmOptions
     from alphaprof.config.profile import ProfileOptions
 
 PLAIN, FORCED = ("plain", 0), ("forced", 0)
@@ -60,7 +60,7 @@ LEAST_MS = 1e-3  # of a difference between two times
 
 def time_engines(
     options: ProfileOptions,
-    engine: EngineOptions,
+    engine: VllmOptions,
     target: ModelFacts,
     drafts: Mapping[str, DraftFacts],
     costs: MeasuredCosts,
@@ -120,7 +120,7 @@ class EngineSteps:
         self._context = self._context or context
         if context < self._context:
             rooms = f"{context} tokens with {name[0]}, and for {self._context} without"
-            raise NotTimed(f"vLLM has room for {rooms}: set max_model_len in engine.args")
+            raise NotTimed(f"vLLM has room for {rooms}: set max_model_len in vllm.args")
 
         def ask(do: str, **command: Any) -> dict[str, float]:
             answer: dict[str, Any] = engine.ask(do, **command)

@@ -20,7 +20,7 @@ from alphaprof.run.manifest import ModelFacts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from alphaprof.config.options import EngineOptions
+    from alphaprof.config.options import VllmOptions
     from alphaprof.config.profile import ProfileOptions
 
 PROBE = "alphaprof asks: 12.5 % of Größe 日本 is\n\tdef f(x): return x**2 # 😀"  # what tokenizers cut differently
@@ -29,7 +29,7 @@ PROBE = "alphaprof asks: 12.5 % of Größe 日本 is\n\tdef f(x): return x**2 # 
 class TextWriter:
     """Writes continuations by the engine of a profile. The engine starts with the first document, and `close` ends it."""
 
-    def __init__(self, options: ProfileOptions, engine: EngineOptions, target: ModelFacts) -> None:
+    def __init__(self, options: ProfileOptions, engine: VllmOptions, target: ModelFacts) -> None:
         self.options, self.target = engine, target
         self.sources = options.written_by_engine()
         self._model = model_arguments(options, engine, target) if engine.url is None else {}
@@ -67,7 +67,7 @@ class TextWriter:
             self._engine.close()
 
 
-def check_engine(options: ProfileOptions, engine: EngineOptions, tokenizer: PreTrainedTokenizerBase, writes: bool) -> None:
+def check_engine(options: ProfileOptions, engine: VllmOptions, tokenizer: PreTrainedTokenizerBase, writes: bool) -> None:
     """Raise `EngineFailed` for an engine that cannot do its part, before models are loaded: a python without vLLM, a model
     that is not there, or, if it `writes` texts, a server that does not answer or serves another model.
     """
@@ -75,11 +75,11 @@ def check_engine(options: ProfileOptions, engine: EngineOptions, tokenizer: PreT
         require_vllm(engine.python)
         named, starts = engine.args.get("model"), engine.url is None or options.costs.source == "vllm"
         if starts and named is None and options.target.is_gguf:
-            hint = "set engine.args.model to a safetensors folder of the same weights"
+            hint = "set vllm.args.model to a safetensors folder of the same weights"
             raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
         if str(named).startswith((".", "/")) and not os.path.exists(str(named)):
             hint = "correct the path (relative to the working directory)"
-            raise EngineFailed(f"engine.args.model {shown(named)} does not exist", hint)
+            raise EngineFailed(f"vllm.args.model {shown(named)} does not exist", hint)
     if writes and engine.url is not None:
         server = VllmServer(engine, engine.url)
         mine = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
@@ -99,8 +99,8 @@ def prompt_of(document: Document, eos: Sequence[int]) -> dict[str, Any]:
     return asked | dataclasses.asdict(document.processing) | {"seed": seed}
 
 
-def model_arguments(options: ProfileOptions, engine: EngineOptions, target: ModelFacts) -> dict[str, Any]:
-    """Return the arguments of vLLM that name the target as it is profiled; `engine.args` go before them."""
+def model_arguments(options: ProfileOptions, engine: VllmOptions, target: ModelFacts) -> dict[str, Any]:
+    """Return the arguments of vLLM that name the target as it is profiled; `vllm.args` go before them."""
     arguments: dict[str, Any] = {
         "model": options.target.model,
         "dtype": target.dtype,
