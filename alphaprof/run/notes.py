@@ -87,7 +87,7 @@ NOTES: Mapping[str, NoteKind] = {
         "times",
     ),
     "other_context": NoteKind(
-        "step times are for {timed:.0f} tokens in the KV cache, but these documents decode at about {typical:.0f}",
+        "step times were taken with {timed:.0f} tokens in the KV cache, these documents have about {typical:.0f} on average",
         "time steps at about {typical:.0f} (costs.context, or the table's context): they get slower as the cache grows",
         "times",
     ),
@@ -96,15 +96,15 @@ NOTES: Mapping[str, NoteKind] = {
         "time the steps of your engine before you deploy",
         "times",
     ),
+    "cut_by_length": NoteKind(
+        "{share} of the texts were cut at max_new_tokens: {direction}",
+        "{remedy}",
+    ),
     "near_ties": NoteKind(
         "{ties:.1%} of positions are near-ties in {dtype}, and {changed:.2%} of greedy tokens change with the batch shape: "
         "no draft can predict those reliably",
         "this is expected in 16-bit dtypes; profile in the dtype that you serve",
         "texts",
-    ),
-    "cut_by_length": NoteKind(
-        "{share} of the texts were cut at max_new_tokens: {direction}",
-        "{remedy}",
     ),
     "skipped": NoteKind("{count} documents left out: {reason}", "{remedy}"),
     "truncated": NoteKind("{count} {reason}", "{remedy}"),

@@ -77,7 +77,7 @@ def _importance(note: Note) -> int:
 
 
 def _others(count: int) -> str:
-    return f" (and {count} more like it)" if count else ""
+    return f" (and {fmt.many(count, 'more note')} like it)" if count else ""
 
 
 def _what_was_run(report: Report) -> str:
@@ -102,7 +102,7 @@ def _about(report: Report) -> Iterator[str]:
         yield answer.reason
         return
     here = " with Hugging Face" if report.times and report.times.source == "measured" else ""
-    where = " everywhere" if len(report.domains) > 1 else ""
+    where = " for all traffic" if len(report.domains) > 1 else ""
     faster = _speedup_text(answer.speedup, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
     yield f"{answer.draft}{where}, {_speculative_tokens(answer.gamma)}{stop}: {faster}{here}, {needed}"
@@ -203,7 +203,7 @@ def _next_best(answer: Answer | None, ahead: Interval | None) -> str:
     if answer.speedup is None:
         tokens = answer.tokens_per_round
         return f"{answer.draft} {fmt.number(tokens.value if tokens else None)} tokens"
-    return f"{answer.draft} {fmt.number(answer.speedup.value)}{same}"
+    return f"{answer.draft} {fmt.number(answer.speedup.value, unit='x')}{same}"
 
 
 def _total_row(report: Report) -> Iterator[Row]:
@@ -217,7 +217,8 @@ def _below(report: Report) -> Iterator[str]:
     """Yield the basis of the table's numbers, its marks, what would settle domains, and drafts that never pay."""
     shown = [item.answer for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
     if report.traffic.chosen and any(answer.speedup for answer in shown):
-        yield "speedup: cross-fitted, each half of the documents with what the other half chose"
+        own = "each domain with its own best draft and γ; " if len(report.domains) > 1 else ""
+        yield f"{own}speedup: cross-fitted, each half of the documents with what the other half chose"
     if any(MARK in cell for answer in shown for cell in _draft_cells(report, answer).values()):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
@@ -234,8 +235,8 @@ def _below(report: Report) -> Iterator[str]:
         if each.documents_needed is not None
     ]:
         (domain, count), *others = needed
-        rest = "".join(f", {name} {number}" for name, number in others)
-        yield f"to settle: {domain} needs about {count} documents{rest} (even odds)"
+        rest = "".join(f", {number} of {name}" for name, number in others)
+        yield f"to settle: a new run with about {count} documents of {domain}{rest} (even odds)"
     remedies: dict[str, list[str]] = {}
     for each in undecided:
         if each.documents_needed is None and each.remedy:
@@ -270,6 +271,7 @@ def _load_table(report: Report) -> tuple[Table | None, str]:
     if last is None:
         return table, f"not surely above {traffic.min_speedup:g}x"
     where = "at every load timed" if last == known[-1][0].concurrency else f"up to {last} at a time"
+    where = "for one at a time only" if last == 1 else where
     return table, f"surely above {traffic.min_speedup:g}x {where}"
 
 

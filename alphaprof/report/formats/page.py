@@ -109,7 +109,7 @@ def first_screen_html(report: Report, figure: str = "") -> str:
         _labelled("Load", load),
         _labelled("Notes", notes and f"<ol>{notes}</ol>"),
         _labelled("Serve", serve),
-        _labelled("More", _paragraphs([screen.more])),
+        _labelled("More", "" if figure else _paragraphs([screen.more])),
     )
     return "\n".join(('<div class="alphaprof-screen">', *filter(None, parts), "</div>"))
 

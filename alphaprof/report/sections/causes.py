@@ -292,8 +292,15 @@ def draw(report: RunReport) -> Iterator[Block]:
         if any(item.ceiling is not None for item in items):
             columns["alpha\nat most"] = lambda item: fmt.share(item.ceiling)
         columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
-        largest = [max(item.causes, key=lambda cause: cause.share.value) for item in items if item.causes]
-        below = list(dict.fromkeys(f"  {cause.name}: {cause.remedy}" for cause in largest))
+        largest: dict[tuple[str, str], list[str]] = {}  # domains by the cause that they lose most to
+        for item in items:
+            if item.causes:
+                cause = max(item.causes, key=lambda cause: cause.share.value)
+                largest.setdefault((cause.name, cause.remedy), []).append(fmt.short(item.domain))
+        below = [
+            f"  {', '.join(dict.fromkeys(domains))} most to {name}; what would help: {remedy}"
+            for (name, remedy), domains in largest.items()
+        ]
         yield from table_of(f"{title}: share of positions lost, by cause", items, columns, below=below)
 
 

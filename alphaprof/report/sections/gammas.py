@@ -186,7 +186,7 @@ def _stop_table(surface: StopSurface, decided: float) -> Table:
 def _between(slowest: float | None, fastest: float | None) -> str:
     """Return the ends of a speedup, one number where they are the same or one is not known; empty without step times."""
     low, high = (fmt.number(end) for end in (fastest if slowest is None else slowest, fastest))
-    return "" if fastest is None else low if low == high else f"{low} - {high}"
+    return "" if fastest is None else low if low == high else f"{low} to {high}"
 
 
 def _what_if_table(
@@ -208,16 +208,24 @@ def _by_gamma(title: str, results: Sequence[Result]) -> Iterator[Table]:
     first = shown[0].gammas
     known = first[0].break_even_length is not None
     rows = [
-        (name, {str(item.gamma): _length(item) for item in result.gammas})
+        (
+            name,
+            {str(item.gamma): _length(item, "*" if known and item.gamma == result.gamma else "") for item in result.gammas},
+        )
         for name, result in zip(text_names(shown, results), shown, strict=True)
     ]
     costs = [
-        ("full round costs", {str(item.gamma): fmt.number(item.full_round_cost) for item in first}),
-        ("v = T(g+1)/T(1)", {str(item.gamma): fmt.number(item.verify_cost) for item in first}),
+        ("full round, in decode steps", {str(item.gamma): fmt.number(item.full_round_cost) for item in first}),
+        ("its verification", {str(item.gamma): fmt.number(item.verify_cost) for item in first}),
     ]
     what = "tokens per round / speedup" if known else "tokens per round"
-    basis = " (all documents; the best gamma as judged)" if known else ""
-    yield table_by_columns(f"{title}: {what} by gamma{basis}", rows, footer=costs if known else (), draft=shown[0].draft)
+    below = (
+        ["  *: the best gamma, as it was judged, on documents that did not choose it; others: all documents"]
+        if known
+        else []
+    )
+    footer = costs if known else ()
+    yield table_by_columns(f"{title}: {what} by gamma", rows, footer=footer, below=below, draft=shown[0].draft)
 
 
 def _as_engines_count(title: str, results: Sequence[Result]) -> Iterator[Table]:
@@ -235,12 +243,13 @@ def _as_engines_count(title: str, results: Sequence[Result]) -> Iterator[Table]:
             for name, result in zip(text_names(shown, results), shown, strict=True)
         ]
         what = "acceptance length / accepted per drafted token by gamma, as engines count"
-        yield table_by_columns(f"{title}: {what}", rows, draft=shown[0].draft)
+        below = ["  rounds without a proposal are left out, as engines do; tokens per round count them, and time does"]
+        yield table_by_columns(f"{title}: {what}", rows, below=below, draft=shown[0].draft)
 
 
-def _length(item: GammaResult) -> str:
+def _length(item: GammaResult, mark: str) -> str:
     tokens = fmt.number(item.tokens_per_round.value if item.tokens_per_round else None)
-    return tokens if item.speedup is None else f"{tokens} / {fmt.number(item.speedup.value)}"
+    return tokens if item.speedup is None else f"{tokens} / {fmt.number(item.speedup.value)}{mark}"
 
 
 def _depths(title: str, results: Sequence[Result]) -> Iterator[Table]:

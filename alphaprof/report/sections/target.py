@@ -565,17 +565,20 @@ def _target_alone(texts: Sequence[Predictability]) -> Iterator[Block]:
     title = "the target alone: how predictable it is (median, and 10th to 90th percentile)"
     yield from table_of(title, texts, columns)
     names = text_names(texts, texts)
-    budgets = [{budget.rule: _budget(budget) for budget in item.budgets} for item in texts]
-    title = "KL budget, nats: largest KL with 50%, 90% and 99% of positions certain"
+    budgets = [
+        {
+            f"{budget.rule}\n{share}": fmt.interval(value, digits=3)
+            for budget in item.budgets
+            for share, value in (("50%", budget.half), ("90%", budget.ninety), ("99%", budget.ninety_nine))
+        }
+        for item in texts
+    ]
+    title = "KL budget, nats: the largest KL of a draft at which this share of positions is certain"
     yield table_by_columns(title, list(zip(names, budgets, strict=True)))
     runs = [{f"KL <= {run.epsilon:g}": _certain_cell(run) for run in item.runs if run.rule == "strict"} for item in texts]
     title = f"rule strict, gamma {texts[0].runs[0].gamma}: what is certain for any draft with at most this KL(p||q)"
     yield table_by_columns(title, list(zip(names, runs, strict=True)))
     yield "for any such draft: share of certain positions, mean run of certain tokens, and least tokens per round."
-
-
-def _budget(item: Budget) -> str:
-    return "\n".join(fmt.interval(value, digits=3) for value in (item.half, item.ninety, item.ninety_nine))
 
 
 def _certain_cell(run: CertainRun) -> str:
