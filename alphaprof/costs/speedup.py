@@ -491,6 +491,9 @@ def _timing_error(spent: Sequence[Spent], base: Sequence[Spent] = ()) -> TimingE
                 kinds.setdefault(key, (step, [0.0, 0.0]))[1][side] += share
                 shared[owner] = shared.get(owner, 0.0) + (share if side else -share) * step.shared_error
     used = [(step, shares) for step, shares in kinds.values() if max(map(abs, shares)) > ROUNDING]
+    if not used:  # an engine did not tell what its rounds drafted: only steps without any error have none
+        sure = all(step.relative_error == step.shared_error == 0 and not step.rounds for step, _ in kinds.values())
+        return TimingError(0.0 if sure else math.inf, math.inf, 0.0, 0.0, redrawn=False)
     steps, (before, after) = [step for step, _ in used], np.array([shares for _, shares in used]).T
     doubts = _flattered(spent, base), max(unheld(step.waiting) for step in steps), any(step.redrawn for step in steps)
     if rounds := min(len(step.rounds) for step in steps):
