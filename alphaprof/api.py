@@ -83,7 +83,7 @@ class OpenedRun:
 
         named = known_rules([rules] if isinstance(rules, str) else list(rules), "rules") if rules else None
         config = changed_question(self._run.manifest.config, list(changes)) if changes else None
-        return build_report(self._run, config, named, whole_log)
+        return build_report(self._run, config, named, whole_log, changes)
 
     def _repr_html_(self) -> str:
         """Return the report's first screen as notebooks show it: without a script, and without an extra."""

@@ -134,7 +134,10 @@ def report(
 
         config = changed_question(opened.manifest.config, overrides) if overrides else None
         ids = known_rules(rules) if rules else None
-    show(ReportAnswer(build_report(opened, config, ids, whole_log), shown), form, out)
+    found = build_report(opened, config, ids, whole_log, overrides or ())
+    show(ReportAnswer(found, shown), form, out)
+    for name, failed in found.failures():
+        print(f"warning: section {name}: {one_line(failed.error)}\n  {one_line(failed.hint)}", file=sys.stderr)
 
 
 @command(

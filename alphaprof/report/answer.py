@@ -194,6 +194,7 @@ class Conditions:
     device: str | None
     dtype: str
     p_min: float  # top probability below which a draft stops; 0: it never does
+    changes: tuple[str, ...]  # of the run's own question and step times, as --set takes them
 
 
 @dataclass(frozen=True)

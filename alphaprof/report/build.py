@@ -122,6 +122,10 @@ class RunReport(Report):
             why = f"the run was imported from {imported}, whose metrics hold rounds but no tokens"
         return module.TITLE, [f"nothing to show: {why}"], True
 
+    def failures(self) -> list[tuple[str, Failed]]:
+        """Return the sections that were asked for and could not be computed."""
+        return [(name, value) for name, value in self.sections.items() if isinstance(value, Failed)]
+
     @cached_property
     def results(self) -> tuple[Result, ...]:
         """One for each draft, domain and kind of text under the rules of the verdict."""
@@ -141,24 +145,33 @@ class RunReport(Report):
 
 
 def build_report(
-    run: Run, config: Mapping[str, Any] | None = None, rules: Sequence[str] | None = None, whole_log: bool = False
+    run: Run,
+    config: Mapping[str, Any] | None = None,
+    rules: Sequence[str] | None = None,
+    whole_log: bool = False,
+    changes: Sequence[str] = (),
 ) -> RunReport:
     """Return the report of a run, complete or not. Raises `RunUnreadable`, `CostsUnreadable` for others' step
     times, and for rules that the run cannot tell of `OptionInvalid` or `NoPositionLog`.
 
     `config`: the profile with another decision or other costs than the run's own; `rules`: ids of the rules to report on
-    beside those of the verdict (None: the profile's); `whole_log`: sections that read the position log read all of it.
+    beside those of the verdict (None: the profile's); `whole_log`: sections that read the position log read all of it;
+    `changes`: what led to `config`, as `--set` takes it.
     """
     profile = dataclasses.replace(run.manifest, config=dict(config)).profile if config else run.manifest.profile
     inputs = answered_p_min(ReportInputs.of(run, profile))
     for draft in inputs.run.manifest.drafts if rules else ():  # not only when their section is shown
         DraftTotals(inputs.run, draft).require(rules or ())
     part = LogPart.of(run, inputs.documents, None if whole_log else limit_of(run))
-    return report_of(inputs, part, tuple(rules or run.rules), whole_log)
+    return report_of(inputs, part, tuple(rules or run.rules), whole_log, changes)
 
 
 def report_of(
-    inputs: ReportInputs, part: LogPart | None = None, rules: Sequence[str] = (), whole_log: bool = False
+    inputs: ReportInputs,
+    part: LogPart | None = None,
+    rules: Sequence[str] = (),
+    whole_log: bool = False,
+    changes: Sequence[str] = (),
 ) -> RunReport:
     """Return the report that answers what is asked of a run; the other arguments are those of `build_report`."""
     part = part or LogPart(inputs.run, inputs.documents)
@@ -183,6 +196,7 @@ def report_of(
             device=inputs.cost.device if inputs.cost else None,
             dtype=facts.dtype,
             p_min=float(question.p_min),
+            changes=tuple(changes),
         ),
         confidence=question.confidence,
         times=inputs.cost,

@@ -61,6 +61,8 @@ def _file_notes(facts: RunFacts, run: Run) -> Found:
         yield note("partial", documents=documents)
     if facts.complete and not all(map(run.has_totals, manifest.drafts)):
         yield note("recounted")
+    if not run.has_log and manifest.imported is None and manifest.shards:
+        yield note("no_log")
 
 
 def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:

@@ -134,6 +134,10 @@ NOTES: Mapping[str, NoteKind] = {
         "rejection are never tested, and accepted / drafted is not alpha",
         "measure them with alphaprof profile, if it can load the draft",
     ),
+    "no_log": NoteKind(
+        "the run directory has no position log: sections that read it (causes, context, target, trees) are empty",
+        "copy positions/ into the run too",
+    ),
     "prompts_unknown": NoteKind(
         "prompts are identified by {known_by} ({lacking} of {requests} requests have no prompt_token_ids): "
         "comparisons pair {pairs}, and repeated prompts count as independent, which makes intervals too "

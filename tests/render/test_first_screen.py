@@ -112,7 +112,7 @@ def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     first = as_first_screen(report).splitlines()[2]
     assert first.startswith(f"{report.answer.verdict}  ")
     answer = report.answer
-    assert f"{answer.draft} everywhere, {answer.gamma} speculative tokens: {fmt.interval(answer.speedup, 'x')}" in first
+    assert f"{answer.draft} overall, {answer.gamma} speculative tokens: {fmt.interval(answer.speedup, 'x')}" in first
     assert first.endswith(" with Hugging Face, threshold 1.1x")
     assert "Hugging Face on this machine, not your engine" in as_first_screen(report)
 
@@ -193,7 +193,8 @@ def test_gammas_without_a_clear_difference_stand_below_the_verdict_and_beside_th
 
 
 def test_the_table_says_that_chosen_speedups_are_cross_fitted(two: Run) -> None:
-    line = "speedup: cross-fitted, each half of the documents with what the other half chose"
+    line = "each domain with its own best draft and γ; speedup: cross-fitted, each half of the documents with what the other "
+    line += "half chose"
     assert line in first_screen(build_report(two)).table.below
     assert line not in first_screen(asked(two, "decision.draft=small", "decision.gamma=3")).table.below
 
@@ -209,7 +210,7 @@ def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: 
     codes = ["chain", "skipped", "near_ties", "wiring", "near_ties", "something new"]
     notes = tuple(Note(code, f"{code} number {place}", "do") for place, code in enumerate(codes))
     screen = first_screen(changed(build_report(two), notes=notes))
-    assert screen.notes == ("wiring number 3", "near_ties number 2 (and 1 more like it)", "skipped number 1")
+    assert screen.notes == ("wiring number 3", "near_ties number 2 (and 1 more note like it)", "skipped number 1")
     assert "notes (2 more)" in screen.more
 
 
@@ -282,7 +283,7 @@ def test_it_says_what_would_settle_domains_and_which_drafts_reach_the_threshold_
     ]
     below = first_screen(changed(report, domains=tuple(needed))).table.below
     first, second = (item.answer.domain for item in report.domains)
-    assert f"to settle: {first} needs about 60 documents, {second} 1,200 (even odds)" in below
+    assert f"to settle: a new run with about 60 documents of {first}, 1,200 of {second} (even odds)" in below
     assert "below 9x in every domain: small, ngram" in below
     timed = [
         dataclasses.replace(

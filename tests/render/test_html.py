@@ -129,10 +129,11 @@ def test_the_first_screen_stands_by_itself_and_says_what_the_terminal_says(pages
         order += [text for name, cells in (*table.rows, *table.footer) for text in (name, *cells.values())]
         order += table.below
     order += [screen.pays] if screen.load else []
-    order += [*screen.notes, *(screen.serve or ()), screen.more]
-    for said in (fragment.text, page.text):  # on the page a figure stands before the table
+    order += [*screen.notes, *(screen.serve or ())]
+    # On the page a figure stands before the table, and its contents are there in place of other sections.
+    for said, parts in ((fragment.text, [*order, screen.more]), (page.text, order)):
         place = 0
-        for part in order:
+        for part in parts:
             place = said.index(" ".join(part.split()), place) + len(part)
     layout = {"style", "div", "p", "b", "table", "thead", "tbody", "tfoot", "tr", "th", "td", "ol", "li", "code"}
     assert {tag for tag, _ in fragment.elements} <= layout  # no script

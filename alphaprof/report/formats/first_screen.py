@@ -55,8 +55,12 @@ class FirstScreen:
 def first_screen(report: Report) -> FirstScreen:
     """Return the first screen of a report."""
     by_code: dict[str, list[Note]] = {}
-    for note in sorted(report.notes, key=_importance):
+    for note in sorted(report.notes, key=lambda note: RANKS.get(note.code, len(RANKS))):  # the most important first
         by_code.setdefault(note.code, []).append(note)
+    notes, others = list[str](), max(len(by_code) - NOTES, 0)
+    for first, *same in list(by_code.values())[:NOTES]:
+        notes.append(first.message + (f" (and {fmt.many(len(same), 'more note')} like it)" if same else ""))
+    sections = [f"notes ({others} more)" if name == "notes" and others else name for name in NAMES]
     load, pays = _load_table(report)
     return FirstScreen(
         run=_what_was_run(report),
@@ -66,18 +70,10 @@ def first_screen(report: Report) -> FirstScreen:
         table=_domain_table(report),
         load=load,
         pays=pays,
-        notes=tuple(f"{same[0].message}{_others(len(same) - 1)}" for same in by_code.values())[:NOTES],
+        notes=tuple(notes),
         serve=_serve(report),
-        more=_what_else(max(len(by_code) - NOTES, 0)),
+        more=f"--show {', '.join(sections)} or {ALL}; --out report.html, .md, .json, .csv or .svg",
     )
-
-
-def _importance(note: Note) -> int:
-    return RANKS.get(note.code, len(RANKS))
-
-
-def _others(count: int) -> str:
-    return f" (and {fmt.many(count, 'more note')} like it)" if count else ""
 
 
 def _what_was_run(report: Report) -> str:
@@ -102,7 +98,7 @@ def _about(report: Report) -> Iterator[str]:
         yield answer.reason
         return
     here = " with Hugging Face" if report.times and report.times.source == "measured" else ""
-    where = " for all traffic" if len(report.domains) > 1 else ""
+    where = " overall" if len(report.domains) > 1 else ""
     faster = _speedup_text(answer.speedup, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
     yield f"{answer.draft}{where}, {_speculative_tokens(answer.gamma)}{stop}: {faster}{here}, {needed}"
@@ -180,7 +176,8 @@ def _alone(item: DomainAnswer) -> bool:
 def _draft_cells(report: Report, answer: Answer, mark: str = "") -> dict[str, str]:
     """Return the cells of a draft and what it does; `mark`: behind its verdict."""
     head = answer.draft is not None and report.run.draft_models[answer.draft].by_depth
-    first = report.run.imported is not None or _all_heads(report)
+    heads = all(facts.by_depth for facts in report.run.draft_models.values())
+    first = report.run.imported is not None or heads
     return {
         "draft": answer.draft or fmt.NOTHING,
         "γ": fmt.NOTHING if answer.gamma is None else str(answer.gamma),
@@ -190,10 +187,6 @@ def _draft_cells(report: Report, answer: Answer, mark: str = "") -> dict[str, st
         f"speedup [{fmt.level(report.confidence)} each]": _speedup_text(answer.speedup, report.traffic.min_speedup),
         "verdict": Verdict(str(answer.verdict), mark),
     }
-
-
-def _all_heads(report: Report) -> bool:
-    return all(facts.by_depth for facts in report.run.draft_models.values())
 
 
 def _next_best(answer: Answer | None, ahead: Interval | None) -> str:
@@ -289,15 +282,11 @@ def _serve(report: Report) -> tuple[str, str] | None:
     formats = paste_formats(report.run.draft_models[answer.draft], answer.rule, report.conditions.p_min)
     if not formats:
         return "", f"no known engine serves {answer.draft} as measured"
-    run = shlex.quote(f"{report.run.path}:{answer.draft}")
+    changes = [part for change in report.conditions.changes for part in ("--set", change)]
+    run = shlex.join([f"{report.run.path}:{answer.draft}", *changes])
     also = f"also {', '.join(formats[1:])}" if len(formats) > 1 else ""
     remark = "; ".join(filter(None, (also, _alike(report))))
     return f"alphaprof export {run} --gamma {answer.gamma} --to {formats[0]}", f"({remark})" if remark else ""
-
-
-def _what_else(notes: int) -> str:
-    shown = [f"notes ({notes} more)" if name == "notes" and notes else name for name in NAMES]
-    return f"--show {', '.join(shown)} or {ALL}; --format html, json, md or csv"
 
 
 FORMULA = ("=", "+", "-", "@")  # how a formula begins

@@ -168,7 +168,7 @@ def _stop_table(surface: StopSurface, decided: float) -> Table:
     if surface.gain is not None:
         gain = fmt.interval(surface.gain, "x")
         below += [
-            "  *: the best p_min by the lower of both",
+            "  *: the best p_min above 0, by the lower of both",
             f"  {gain} as fast as gamma {surface.plain_gamma} without p_min, cross-fitted ({MIDDLE})",
         ]
         if surface.gain.low > 1 and not decided:
