@@ -193,8 +193,8 @@ def test_gammas_without_a_clear_difference_stand_below_the_verdict_and_beside_th
 
 
 def test_the_table_says_that_chosen_speedups_are_cross_fitted(two: Run) -> None:
-    line = "each domain with its own best draft and γ; speedup: cross-fitted, each half of the documents with what the other "
-    line += "half chose"
+    line = "each domain with its own best draft and γ; speedup: cross-fitted, each half of the documents with what the "
+    line += "other half chose"
     assert line in first_screen(build_report(two)).table.below
     assert line not in first_screen(asked(two, "decision.draft=small", "decision.gamma=3")).table.below
 
