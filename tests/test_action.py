@@ -199,7 +199,7 @@ def test_the_same_answer_as_the_baseline_passes_without_a_comment(place: Path) -
     runner = Runner(place / "same", {"run": "new", "baseline": "old run:small", "check-args": "--draft 'small'"})
     assert runner.job() == 0, runner.log
     answer = runner.answer
-    report = json.loads(Path(answer["report-json"]).read_text())
+    report = json.loads(Path(answer["report-json"]).read_text())["answer"]
     assert (answer["verdict"], answer["exit-code"]) == (report["verdict"], "0")
     assert float(answer["speedup"]) == report["speedup"]["value"] != report["tokens_per_round"]["value"]
     assert float(answer["tokens-per-round"]) == report["tokens_per_round"]["value"]
@@ -272,7 +272,7 @@ def test_the_comment_is_about_the_draft_that_is_checked_and_only_the_report_is_f
     assert "- draft ngram, rule strict" in shown
     assert not re.search(r"\b(?:NO-)?GO\b|UNDECIDED", shown)
     assert folded[0].startswith("\n<summary>Report of this draft</summary>\n\n## ")
-    report = json.loads(Path(runner.answer["report-json"]).read_text())
+    report = json.loads(Path(runner.answer["report-json"]).read_text())["answer"]
     assert (report["verdict"], report["draft"]) == (runner.answer["verdict"], "ngram" if timed else None)
     assert posted["body"].count("<details>") == posted["body"].count("</details>") == 1 + len(folded[1:])
 
