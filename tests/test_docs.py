@@ -6,12 +6,14 @@ import re
 import runpy
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.config import options
 from alphaprof.config.profile import ProfileOptions
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +42,18 @@ def anchors(page: Path) -> set[str]:
 def test_reference_pages_are_what_the_declarations_say() -> None:
     generated = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))["pages"]()
     assert [path.name for path, text in generated if path.read_text() != text] == []
+
+
+def test_the_page_of_the_profile_has_every_group_with_its_keys() -> None:
+    page = (ROOT / "docs" / "profile.md").read_text()
+    schema = ProfileOptions.model_json_schema()
+    groups = [*schema["$defs"].values(), *(draft.model_json_schema() for draft in (*options.DRAFTS, options.HybridOptions))]
+    keys = {key for group in (schema, *groups) for key in group["properties"]}
+    assert len(groups) > 15
+    assert {key for key in keys if f"| `{key}` |" not in page and f"| `{key}` of `" not in page} == set()
+    kinds = {kind for draft in options.DRAFTS for kind in get_args(draft.model_fields["kind"].annotation)}
+    assert {kind for kind in kinds if f"`kind: {kind}`" not in page and f"- `{kind}`: " not in page} == set()
+    assert {"`hybrids.NAME`", "`engine`"} <= {*re.findall(r"`[\w.]+`", " ".join(re.findall(r"^## .*", page, re.MULTILINE)))}
 
 
 @pytest.mark.parametrize("command", ["report", "check", "compare", "validate", "predict", "doctor"])
