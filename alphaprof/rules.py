@@ -28,7 +28,9 @@ NOT_MODELLED = {
     "lenience": "with probability min(1, p/(l q)) (Leviathan et al.)",
     "fly": "a mismatch is accepted if the following tokens agree (vLLM's FLy)",
 }
-REMOVED = {"multi_draft": "use tree:WIDTH, which keeps a token that is among the draft's WIDTH likeliest"}  # and what to do instead
+REMOVED = {
+    "multi_draft": "use tree:WIDTH, which keeps a token that is among the draft's WIDTH likeliest"
+}  # and what to do instead
 DEFAULT_RULES = ("strict", "lossless", "one_hot")  # others only if a profile or a report names them
 
 

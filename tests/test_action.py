@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -192,6 +193,28 @@ def test_the_page_names_every_input_and_output_with_its_default() -> None:
     assert {"--branch main", "--event schedule"} <= set(re.findall(r"--(?:branch|event) \w+", night))
     (given,) = [step["with"] for step in steps if step.get("uses") == "OWNER/alphaprof@REF"]
     assert set(given) <= set(ACTION["inputs"])
+
+
+@pytest.mark.slow
+def test_the_recipe_for_gitlab_runs(place: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "ci.md").read_text()
+    (recipe,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "junit: " in block]
+    (job,) = recipe.values()
+    (tmp_path / "runs").mkdir()
+    for name, run in {"new": "new", "old": "old run"}.items():
+        (tmp_path / "runs" / name).symlink_to(place / run)
+    lines = [line for line in job["script"] if line.startswith("alphaprof ")]
+    assert [line.split()[1] for line in lines] == ["report", "check"]
+    for line in lines:
+        command = [sys.executable, "-m", *shlex.split(line)]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+    (page_file,), junit = job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]
+    assert (tmp_path / page_file).read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / junit).read_text().lstrip().startswith("<?xml")
+    assert job["allow_failure"] == {"exit_codes": [11]}  # as --undecided fail ends
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""docs/from-0.2.md is true: what it calls an error is one that names the replacement, and what it calls gone or new is so."""
+"""docs/from-0.2.md is true: what it calls an error names the replacement, and what it calls gone or new is so."""
 
 from __future__ import annotations
 

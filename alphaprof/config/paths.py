@@ -34,7 +34,7 @@ def data_format(path: str) -> tuple[str, str | None] | None:
 
 def resolve(reference: str, folder: Path) -> str:
     """Return a model or dataset reference, with a local path made absolute (from `folder`). A hub id, or a file in an
-    object store, is returned unchanged. Raises `OptionInvalid` for a path that is not UTF-8 or has a scheme that was removed.
+    object store, is returned unchanged. Raises `OptionInvalid` for a path that is not UTF-8 or whose scheme was removed.
     """
     require_kept_scheme(reference)
     if is_remote(reference):

@@ -72,7 +72,11 @@ def _kind(draft: str) -> str:
 def _is_base(target: Path) -> bool:
     """Return whether a local model has no chat template, so that prompts stay as they are."""
     config = target / "tokenizer_config.json"
-    return config.is_file() and "chat_template" not in config.read_text(encoding="utf-8") and not [*target.glob("chat_template*")]
+    return (
+        config.is_file()
+        and "chat_template" not in config.read_text(encoding="utf-8")
+        and not [*target.glob("chat_template*")]
+    )
 
 
 def _block(draft: str) -> int:

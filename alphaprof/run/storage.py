@@ -559,7 +559,7 @@ def _ended(claim: dict[str, Any]) -> bool:
 
 
 def _filesystem(scheme: str, allow_delayed_open: bool = True) -> Any:
-    """Return what pyarrow makes of the environment; it looks for nothing yet. Unlike obstore and boto3, pyarrow does not
+    """Return what pyarrow makes of the environment; it looks for nothing yet. Unlike boto3, pyarrow does not
     read AWS_ENDPOINT_URL.
     """
     for name, value in os.environ.items():
