@@ -36,14 +36,14 @@ TABLES = (
         "`draft_rank_of_token_2`: with `ranks_by_depth`.",
         schema.HEAD_COLUMNS,
     ),
-    ("Documents: `documents/`", "One row per document.", schema.DOCUMENT_COLUMNS),
+    ("Documents: `documents.parquet`", "One row per document.", schema.DOCUMENT_COLUMNS),
     ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),
     (
         "Totals: `totals/draft=NAME/`",
         "One row per document, rule and span, and one for all of the document; reports read these.",
         schema.totals_columns([4]),
     ),
-    ("Step times: `latency.DIGEST.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),
+    ("Step times: `latency.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from alphaprof.rules import REMOVED as REMOVED_RULES
 from alphaprof.run.notes import NOTES, REMARKS
 from alphaprof.run.schema import HEAD_COLUMNS, LogRules, totals_columns
 from alphaprof.version import EXTRAS
+from tests.test_docs import fields
 
 PAGE = (Path(__file__).parent.parent / "docs" / "from-0.2.md").read_text()
 PROFILE = {
@@ -89,24 +89,6 @@ def test_the_page_has_everything_that_was_removed() -> None:
     written = " ".join(old for old, _ in WRITTEN)
     assert [key for key in (*REMOVED_KEYS, *REMOVED_KINDS, *REMOVED_RULES) if key not in written] == []
     assert {*CONSTANTS} <= {*re.findall(r"\w+", written)}
-
-
-def fields(node: Any, schema: dict[str, Any], place: str = "", within: tuple[str, ...] = ()) -> Iterator[str]:
-    """The paths of all fields of a JSON Schema, with [] behind lists."""
-    if "$ref" in node:
-        name = node["$ref"].rpartition("/")[2]
-        if name not in within:
-            yield from fields(schema["$defs"][name], schema, place, (*within, name))
-        return
-    for inner in node.get("anyOf", ()):
-        yield from fields(inner, schema, place, within)
-    if isinstance(node.get("items"), dict):
-        yield f"{place}[]"
-        yield from fields(node["items"], schema, f"{place}[]", within)
-    for name, inner in node.get("properties", {}).items():
-        path = f"{place}.{name}".lstrip(".")
-        yield path
-        yield from fields(inner, schema, path, within)
 
 
 def test_fields_of_the_report_that_the_page_names_are_gone_and_there() -> None:
