@@ -80,7 +80,7 @@ def test_keys_that_the_page_calls_an_error_are_one_that_names_the_replacement(ol
     assert re.search(r"unknown key|was removed", error)
     codes = [code for code in named(new) if not code.startswith("on for")]
     assert [code for code in codes if code not in error] == []
-    assert re.search(r"leave it out|remove it|use |set ", error)
+    assert re.search(r"leave it out|remove it|use |set |write ", error)
 
 
 def test_the_page_has_everything_that_was_removed() -> None:
