@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 NAME = "alphaprof"
 EXTRAS = ("profile", "gguf", "html", "multi-device", "ray")  # for users; test and dev are for a checkout
 

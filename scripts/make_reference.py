@@ -7,6 +7,7 @@ python scripts/make_reference.py            (a test holds that the pages are up 
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 import typing
@@ -35,14 +36,14 @@ TABLES = (
         "`draft_rank_of_token_2`: with `ranks_by_depth`.",
         schema.HEAD_COLUMNS,
     ),
-    ("Documents: `documents/`", "One row per document.", schema.DOCUMENT_COLUMNS),
+    ("Documents: `documents.parquet`", "One row per document.", schema.DOCUMENT_COLUMNS),
     ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),
     (
         "Totals: `totals/draft=NAME/`",
         "One row per document, rule and span, and one for all of the document; reports read these.",
         schema.totals_columns([4]),
     ),
-    ("Step times: `latency.DIGEST.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),
+    ("Step times: `latency.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),
 )
 
 
@@ -52,19 +53,23 @@ def kind_of(draft: type[options.DraftOptions]) -> str:
     return str(kind)
 
 
+HEADS = [draft for draft in options.DRAFTS if issubclass(draft, options.HeadFileOptions)]
 GROUPS = (
     (profile.ProfileOptions, "Top level"),
     (options.TargetOptions, "`target`"),
-    *((draft, f"`drafts.NAME` with `kind: {kind_of(draft)}`") for draft in options.DRAFTS),
+    *((draft, f"`drafts.NAME` with `kind: {kind_of(draft)}`") for draft in options.DRAFTS if draft not in HEADS),
+    (options.HeadFileOptions, "`drafts.NAME` of a head with files of its own"),
+    (options.HybridOptions, "`hybrids.NAME`, or `drafts.NAME` with `kind: hybrid`"),
     (profile.SourceOptions, "`data`: a list of sources"),
     (options.GreedyContinuation, "`continuation` with `kind: greedy`"),
     (options.SampledContinuation, "`continuation` with `kind: sampled`"),
     (options.GivenContinuation, "`continuation` with `kind: given`"),
     (options.TextContinuation, "`continuation` with `kind: text`"),
-    (options.MeasuredCosts, "`costs` with `source: measured`, the default"),
+    (options.MeasuredCosts, "`costs` with `source: measured`, the default, or `vllm`"),
     (options.TableCosts, "`costs` with `source: table`"),
     (options.RooflineCosts, "`costs` with `source: roofline`"),
     (options.NoCosts, "`costs` with `source: none`"),
+    (options.VllmOptions, "`vllm`"),
     (profile.DecisionOptions, "`decision`"),
     (profile.Markers, "`thinking`"),
     (profile.ExecutionOptions, "`execution`"),
@@ -103,8 +108,13 @@ def profile_page() -> str:
         "`--set data.0.limit=20` (or by its index). Relative paths start at the profile file.\n",
     ]
     for group, title in GROUPS:
-        parts += [f"## {title}\n", (group.__doc__ or "") + "\n", "| key | type | default | meaning |", "|---|---|---|---|"]
-        parts += [option_row(name, field) for name, field in group.model_fields.items()]
+        about = inspect.cleandoc(group.__doc__ or "")
+        rows = [option_row(name, field) for name, field in group.model_fields.items()]
+        if group is options.HeadFileOptions:  # the same keys for every kind but one, so that they stand once
+            about = "\n".join(f"- `{kind_of(head)}`: {inspect.cleandoc(head.__doc__ or '')}" for head in HEADS)
+            own = [(head, name) for head in HEADS for name in head.model_fields if name not in group.model_fields]
+            rows += [option_row(f"{name}` of `{kind_of(head)}", head.model_fields[name]) for head, name in own]
+        parts += [f"## {title}\n", about + "\n", "| key | type | default | meaning |", "|---|---|---|---|", *rows]
         parts.append("")
     return "\n".join(parts)
 

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -195,11 +196,33 @@ def test_the_page_names_every_input_and_output_with_its_default() -> None:
 
 
 @pytest.mark.slow
+def test_the_recipe_for_gitlab_runs(place: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "ci.md").read_text()
+    (recipe,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "junit: " in block]
+    (job,) = recipe.values()
+    (tmp_path / "runs").mkdir()
+    for name, run in {"new": "new", "old": "old run"}.items():
+        (tmp_path / "runs" / name).symlink_to(place / run)
+    lines = [line for line in job["script"] if line.startswith("alphaprof ")]
+    assert [line.split()[1] for line in lines] == ["report", "check"]
+    for line in lines:
+        command = [sys.executable, "-m", *shlex.split(line)]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+    (page_file,), junit = job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]
+    assert (tmp_path / page_file).read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / junit).read_text().lstrip().startswith("<?xml")
+    assert job["allow_failure"] == {"exit_codes": [11]}  # as --undecided fail ends
+
+
+@pytest.mark.slow
 def test_the_same_answer_as_the_baseline_passes_without_a_comment(place: Path) -> None:
     runner = Runner(place / "same", {"run": "new", "baseline": "old run:small", "check-args": "--draft 'small'"})
     assert runner.job() == 0, runner.log
     answer = runner.answer
-    report = json.loads(Path(answer["report-json"]).read_text())
+    report = json.loads(Path(answer["report-json"]).read_text())["answer"]
     assert (answer["verdict"], answer["exit-code"]) == (report["verdict"], "0")
     assert float(answer["speedup"]) == report["speedup"]["value"] != report["tokens_per_round"]["value"]
     assert float(answer["tokens-per-round"]) == report["tokens_per_round"]["value"]
@@ -272,7 +295,7 @@ def test_the_comment_is_about_the_draft_that_is_checked_and_only_the_report_is_f
     assert "- draft ngram, rule strict" in shown
     assert not re.search(r"\b(?:NO-)?GO\b|UNDECIDED", shown)
     assert folded[0].startswith("\n<summary>Report of this draft</summary>\n\n## ")
-    report = json.loads(Path(runner.answer["report-json"]).read_text())
+    report = json.loads(Path(runner.answer["report-json"]).read_text())["answer"]
     assert (report["verdict"], report["draft"]) == (runner.answer["verdict"], "ngram" if timed else None)
     assert posted["body"].count("<details>") == posted["body"].count("</details>") == 1 + len(folded[1:])
 

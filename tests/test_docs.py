@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 import runpy
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.commands.schema import json_schema
+from alphaprof.config import options
 from alphaprof.config.profile import ProfileOptions
+from alphaprof.run.notes import NOTES, REMARKS
+from tests.synthetic import Recipe, write_run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,9 +43,61 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def fields(node: Any, schema: dict[str, Any], place: str = "", within: tuple[str, ...] = ()) -> Iterator[str]:
+    """The paths of all fields of a JSON Schema, with [] behind lists."""
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        if name not in within:
+            yield from fields(schema["$defs"][name], schema, place, (*within, name))
+        return
+    for inner in node.get("anyOf", ()):
+        yield from fields(inner, schema, place, within)
+    if isinstance(node.get("items"), dict):
+        yield f"{place}[]"
+        yield from fields(node["items"], schema, f"{place}[]", within)
+    for name, inner in node.get("properties", {}).items():
+        path = f"{place}.{name}".lstrip(".")
+        yield path
+        yield from fields(inner, schema, path, within)
+
+
+def test_files_of_a_run_that_the_pages_name_are_those_that_it_has(tmp_path: Path) -> None:
+    folder = Path(write_run(tmp_path / "run", Recipe()).path)
+    columns = re.findall(r"^## .*: `([^`]+)`", (ROOT / "docs" / "columns.md").read_text(), re.MULTILINE)
+    (listed,) = re.findall(r"```text\n(manifest.json.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    places = [name.replace("NAME", "small") for name in (*columns, *(line.split()[0] for line in listed.splitlines()))]
+    assert len(places) > 9
+    unwritten = {"continuations/", "prompts/", "records/"}  # by a run without models
+    assert {place for place in places if not (folder / place).exists()} <= unwritten
+
+
+def test_fields_and_notes_that_the_pages_name_exist() -> None:
+    schema = json_schema("report")
+    there = {*fields(schema, schema)}
+    text = "\n".join(page.read_text() for page in PAGES if page.name != "from-0.2.md" and "decisions" not in page.parts)
+    named = re.findall(r"`((?:answer|traffic|conditions|sections|times|domains\[\]|drafts\[\])\.[\w.\[\]]+)`", text)
+    assert len({*named}) > 15
+    assert {path for path in named if path not in there and path != "sections.NAME"} == set()
+    codes = re.findall(r"\bnotes? `(\w+)`", text)
+    assert len({*codes}) > 5
+    assert {code for code in codes if code not in {*NOTES, *REMARKS}} == set()
+
+
 def test_reference_pages_are_what_the_declarations_say() -> None:
     generated = runpy.run_path(str(ROOT / "scripts" / "make_reference.py"))["pages"]()
     assert [path.name for path, text in generated if path.read_text() != text] == []
+
+
+def test_the_page_of_the_profile_has_every_group_with_its_keys() -> None:
+    page = (ROOT / "docs" / "profile.md").read_text()
+    schema = ProfileOptions.model_json_schema()
+    groups = [*schema["$defs"].values(), *(draft.model_json_schema() for draft in (*options.DRAFTS, options.HybridOptions))]
+    keys = {key for group in (schema, *groups) for key in group["properties"]}
+    assert len(groups) > 15
+    assert {key for key in keys if f"| `{key}` |" not in page and f"| `{key}` of `" not in page} == set()
+    kinds = {kind for draft in options.DRAFTS for kind in get_args(draft.model_fields["kind"].annotation)}
+    assert {kind for kind in kinds if f"`kind: {kind}`" not in page and f"- `{kind}`: " not in page} == set()
+    assert {"`hybrids.NAME`", "`vllm`"} <= {*re.findall(r"`[\w.]+`", " ".join(re.findall(r"^## .*", page, re.MULTILINE)))}
 
 
 @pytest.mark.parametrize("command", ["report", "check", "compare", "validate", "predict", "doctor"])

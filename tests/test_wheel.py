@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiny
 from tests.conftest import ROOT
 from tests.synthetic import Recipe, write_run
 
@@ -131,3 +132,23 @@ def test_the_wheel_says_which_packages_an_extra_lacks_and_works_with_them(enviro
     assert "<svg" in (tmp_path / "report.html").read_text()
     assert "<svg" in (tmp_path / "figure.svg").read_text()
     assert "extra     html: complete" in environment.run("doctor", HF_HUB_OFFLINE="1")[0].splitlines()
+
+
+@pytest.mark.models
+def test_the_wheel_profiles_and_reports_away_from_a_checkout(environment: Environment, tmp_path: Path) -> None:
+    """As docs/getting-started.md has it, in an empty folder: init, a pilot, and its report as text, page and figure."""
+    tiny.save_models(tmp_path)
+    (tmp_path / "logged.jsonl").write_text("".join(json.dumps({"prompt": f"number {n} of a few"}) + "\n" for n in range(4)))
+    environment.add(linked(tmp_path / "models", [*HEAVY, "jinja2", "matplotlib"]))
+    profile, run = tmp_path / "my.yaml", tmp_path / "runs" / "my"
+    said, _ = environment.run(
+        *("init", tmp_path / "target", "--draft", tmp_path / "draft", "--data", tmp_path / "logged.jsonl", "--out", profile)
+    )
+    assert "number 0 of a few" in said
+    short = ("--set", "continuation.max_new_tokens=8", "--set", "costs.budget=1", "--set", "target.dtype=float32")
+    environment.run("profile", profile, "--out", run, "--limit", "2", *short)
+    environment.run("report", run, "--out", tmp_path / "report.html", "--out", tmp_path / "verdict.svg")
+    answer = json.loads(environment.run("report", run, "--format", "json")[0])["answer"]
+    assert (answer["verdict"], answer["documents"]) == ("UNDECIDED", 2)
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert "<svg" in (tmp_path / "verdict.svg").read_text()

@@ -1,9 +1,12 @@
-"""What earlier versions had on the command line, and what to do instead. Keys of profiles are in `config/options.py`."""
+"""What earlier versions had on the command line, and what to do instead. Keys of profiles are in `config/options.py`,
+rules in `rules.py`, and schemes of addresses in `config/paths.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from alphaprof.config.paths import require_kept_scheme
 from alphaprof.errors import OptionInvalid
 
 NO_CURVE = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
@@ -36,7 +39,10 @@ REMOVED: dict[str, str] = {
 
 
 def require_kept(arguments: Sequence[str]) -> None:
-    """Raise `OptionInvalid` for a command, an option or a value of one that was removed, with what to do instead."""
+    """Raise `OptionInvalid` for a command, an option, a value of one, or an address that was removed, with what to do
+    instead.
+    """
+    require_kept_scheme(" ".join(arguments))
     given = [part for argument in arguments for part in (argument.split("=", 1) if argument[:2] == "--" else [argument])]
     for name, instead in REMOVED.items():
         command, *option = name.split(" ")

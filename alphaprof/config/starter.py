@@ -35,6 +35,8 @@ def write_profile(target: str, drafts: Sequence[str], sources: Mapping[str, Mapp
     if out.exists():
         raise OptionInvalid(f"{out} exists already", "choose another --out, or delete it")
     data = [{"domain": domain, **source, "path": _from(source["path"], out)} for domain, source in sources.items()]
+    if _is_base(Path(target)):
+        data = [{key: value for key, value in source.items() if key != "chat"} for source in data]
     lines = [
         f"target: {{model: {_flow(_from(target, out))}}}   # hub id, local directory or .gguf file",
         "drafts:",
@@ -65,6 +67,16 @@ def _kind(draft: str) -> str:
     config = Path(draft) / "config.json"
     text = draft + (config.read_text(encoding="utf-8") if config.is_file() else "")
     return next((kind for kind, pattern in KINDS.items() if pattern.search(text)), "model")
+
+
+def _is_base(target: Path) -> bool:
+    """Return whether a local model has no chat template, so that prompts stay as they are."""
+    config = target / "tokenizer_config.json"
+    return (
+        config.is_file()
+        and "chat_template" not in config.read_text(encoding="utf-8")
+        and not [*target.glob("chat_template*")]
+    )
 
 
 def _block(draft: str) -> int:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
-from alphaprof.config.paths import SCHEMES
+from alphaprof.config.paths import SCHEMES, require_kept_scheme
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, RunExists, RunUnreadable, require_utf8, shown
 
 Content: TypeAlias = bytes | memoryview | pa.Buffer
@@ -559,7 +559,7 @@ def _ended(claim: dict[str, Any]) -> bool:
 
 
 def _filesystem(scheme: str, allow_delayed_open: bool = True) -> Any:
-    """Return what pyarrow makes of the environment; it looks for nothing yet. Unlike obstore and boto3, pyarrow does not
+    """Return what pyarrow makes of the environment; it looks for nothing yet. Unlike boto3, pyarrow does not
     read AWS_ENDPOINT_URL.
     """
     for name, value in os.environ.items():
@@ -607,6 +607,7 @@ def storage_of(where: str | Path) -> Storage:
         text = COLLAPSED.sub(r"\1://", text, count=1)
     if URI.match(text) is None:
         return LocalStorage(Path(where))
+    require_kept_scheme(text)
     match = REMOTE.fullmatch(text)
     if match is None:  # it may hold a key: nothing of it is repeated
         raise OptionInvalid(

@@ -140,3 +140,25 @@ def test_every_data_file_is_a_source_with_a_domain_of_its_own(tmp_path: Path) ->
     assert found == [("chat", "a/chat.jsonl"), ("code", "code.jsonl"), ("chat2", "b/chat.jsonl")]
     with pytest.raises(AlphaprofError, match="twice"):
         init("target", [], [tmp_path / "code.jsonl"] * 2, tmp_path / "other.yaml")
+
+
+def test_prompts_of_a_base_model_stay_as_they_are(tmp_path: Path) -> None:
+    """A local model that has no chat template; with one, in either file that may hold it, prompts are turns of the user."""
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "hello"}) + "\n")
+    model = tmp_path / "model"
+    model.mkdir()
+    found = []
+    for number, (name, text) in enumerate(
+        [
+            ("tokenizer_config.json", "{}"),
+            ("chat_template.jinja", "{{ messages }}"),
+            ("tokenizer_config.json", '{"chat_template": ""}'),
+        ]
+    ):
+        if number == 2:
+            (model / "chat_template.jinja").unlink()
+        (model / name).write_text(text)
+        out = tmp_path / f"{number}.yaml"
+        init(str(model), [], [tmp_path / "prompts.jsonl"], out)
+        found.append(yaml.safe_load(out.read_text())["data"][0].get("chat", False))
+    assert found == [False, True, True]

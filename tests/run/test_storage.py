@@ -243,13 +243,21 @@ def test_an_address_outlives_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_remote("s3:/bucket")
 
 
-ADDRESSES = ("https://host/run", "s3://", "s3://b/../b", "s3://KEYNAME:sesame@b/run", "s3://b/run?key=sesame", "az://b/run")
+ADDRESSES = ("https://host/run", "s3://", "s3://b/../b", "s3://KEYNAME:sesame@b/run", "s3://b/run?key=sesame")
 
 
-@pytest.mark.parametrize("address", [*ADDRESSES, Path("az://bucket/run")])
+@pytest.mark.parametrize("address", [*ADDRESSES, Path("s3://b/run?key=sesame")])
 def test_an_address_that_is_none_says_what_one_looks_like(address: str | Path) -> None:
     with pytest.raises(OptionInvalid, match=r"s3://BUCKET/FOLDER \(gs://, abfs://\)") as caught:
         storage_of(address)
+    assert "sesame" not in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("address", ["az://b/run", Path("az://sesame@bucket/run")])
+def test_an_address_of_0_2_says_what_to_write_instead(address: str | Path) -> None:
+    with pytest.raises(OptionInvalid, match="az:// was removed") as caught:
+        storage_of(address)
+    assert "abfs://CONTAINER/FOLDER" in caught.value.hint
     assert "sesame" not in f"{caught.value.message} {caught.value.hint}"
 
 
