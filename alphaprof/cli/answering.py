@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
-    FILES,
     DecisiveRule,
     Format,
     OutFiles,
@@ -19,7 +18,8 @@ from alphaprof.cli.common import (
     Undecided,
     asked_formats,
     command,
-    files_of,
+    files,
+    formats,
     how,
     one_line,
     output,
@@ -28,36 +28,11 @@ from alphaprof.cli.common import (
 from alphaprof.errors import OptionInvalid
 
 group = Typer()
-MARGIN = "Allowed loss of tokens per round, as a share: 0.03 is 3%."
-Margin = Annotated[float, Option(metavar="X", min=0, max=1, help=MARGIN)]
-ReportFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "csv"] | None,
-    output("--format", help="What standard output gets: terminal, json, md, html or csv."),
-]
-ReportFiles = Annotated[
-    list[Path] | None,
-    output(
-        "--out",
-        metavar="FILE",
-        callback=files_of("csv", "svg", "png"),
-        readable=False,
-        help=f"{FILES}: .txt, .md, .html, .json, .csv; .svg, .png: a figure of the domains (repeatable).",
-    ),
-]
-CheckFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "junit"] | None,
-    output("--format", help="What standard output gets: terminal, json, md, html or junit."),
-]
-CheckFiles = Annotated[
-    list[Path] | None,
-    output(
-        "--out",
-        metavar="FILE",
-        callback=files_of("junit"),
-        readable=False,
-        help=f"{FILES}: .txt, .md, .html, .json, .xml (JUnit) (repeatable).",
-    ),
-]
+ReportFormat = Annotated[Literal["terminal", "json", "md", "html", "csv"] | None, formats("csv")]
+FIGURES = ", .csv; .svg, .png: a figure of the domains"
+ReportFiles = Annotated[list[Path] | None, files("csv", "svg", "png", about=FIGURES)]
+CheckFormat = Annotated[Literal["terminal", "json", "md", "html", "junit"] | None, formats("junit")]
+CheckFiles = Annotated[list[Path] | None, files("junit", about=", .xml (JUnit)")]
 
 
 def _completed(incomplete: str) -> list[str]:
@@ -164,7 +139,9 @@ def check(
     baseline: Annotated[
         str | None, Option(metavar="RUN[:DRAFT]", help="Earlier run: tokens per round must be kept, on the same prompts.")
     ] = None,
-    margin: Margin = 0.03,
+    margin: Annotated[
+        float, Option(metavar="X", min=0, max=1, help="Allowed loss of tokens per round, as a share: 0.03 is 3%.")
+    ] = 0.03,
     target_change: Annotated[
         bool,
         how("--allow-target-change", help="Allow a target other than the baseline's: fine-tuned or quantized."),

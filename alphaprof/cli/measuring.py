@@ -19,6 +19,7 @@ from alphaprof.cli.common import (
     Resume,
     SplitWay,
     command,
+    formats,
     has_begun,
     how,
     interruptible,
@@ -96,10 +97,7 @@ def profile(
     take_over: Annotated[
         bool, how("--take-over", help="Go on although another process seems to write this run (object stores).")
     ] = False,
-    form: Annotated[
-        Literal["terminal", "json", "md", "html"] | None,
-        output("--format", help="With --dry-run: terminal, json, md or html."),
-    ] = None,
+    form: Annotated[Literal["terminal", "json", "md", "html"] | None, formats(about="With --dry-run")] = None,
     overrides: ProfileChanges = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
