@@ -25,7 +25,6 @@ from alphaprof.cli.common import (
     output,
     show,
 )
-from alphaprof.errors import OptionInvalid
 
 group = Typer()
 ReportFormat = Annotated[Literal["terminal", "json", "md", "html", "csv"] | None, formats("csv")]
@@ -40,25 +39,6 @@ def _completed(incomplete: str) -> list[str]:
     from alphaprof.report.sections import ALL, NAMES
 
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
-
-
-def _sections(names: list[str] | None, asked: list[tuple[str, Path | None]]) -> tuple[str, ...]:
-    """Return the names of sections. Raises `OptionInvalid` for unknown ones, and for formats that cannot show them or do not
-    fit a terminal.
-    """
-    from alphaprof.report.sections import known_sections
-
-    if ("html", None) in asked and sys.stdout.isatty():
-        raise OptionInvalid("the HTML page is markup, not for a terminal", "write it to a file: --out report.html")
-    forms = [form for form, _ in asked]
-    if names and not {"terminal", "md", "json"} & {*forms}:
-        held = {"csv": "has only one table", "svg": "is one figure", "png": "is one figure"}
-        holds = held.get(forms[0], "holds every section")
-        raise OptionInvalid(
-            f"--show chooses what terminal, md and json hold; {forms[0]} {holds}",
-            "leave out --show, or ask for one of them",
-        )
-    return known_sections([each.strip() for name in names or () for each in name.split(",")])
 
 
 Sections = Annotated[
@@ -94,22 +74,9 @@ def report(
     verify: Annotated[bool, how("--verify", help="First check every byte of the run's files against the manifest.")] = False,
 ) -> None:
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, and what to use for each domain."""
-    from alphaprof.report.build import build_report
-    from alphaprof.report.formats.text import ReportAnswer
-    from alphaprof.run.reader import Run
+    from alphaprof.commands.report import report as reported
 
-    asked = asked_formats(form, out)
-    shown = _sections(sections, asked)
-    opened = Run.open(run)
-    if verify:
-        opened.verify()
-    config = ids = None
-    if overrides or rules:
-        from alphaprof.config.load import changed_question, known_rules  # what validates profiles takes a while to load
-
-        config = changed_question(opened.manifest.config, overrides) if overrides else None
-        ids = known_rules(rules) if rules else None
-    show(ReportAnswer(build_report(opened, config, ids, whole_log), shown), form, out)
+    show(reported(run, sections or (), asked_formats(form, out), overrides, rules, whole_log, verify), form, out)
 
 
 @command(
@@ -156,11 +123,9 @@ def check(
     Without a threshold or a baseline, check whether the draft named, or the run's own decision, is GO.
     """
     from alphaprof.commands.check import Minimums, checked, require_passed
-    from alphaprof.config.load import known_rules
 
-    named = known_rules([rule], "--rule")[0] if rule else None
     least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
-    answer = checked(run, draft, named, gamma, least, baseline, margin, target_change, overrides or ())
+    answer = checked(run, draft, rule, gamma, least, baseline, margin, target_change, overrides or ())
     show(answer, form, out)
     if answer.outcome == "undecided" and undecided == "pass":
         print(f"warning: {one_line(answer.reason)}\n  this passes; use --undecided fail for exit code 11", file=sys.stderr)

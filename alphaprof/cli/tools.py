@@ -115,7 +115,6 @@ Gamma = Annotated[
 ]
 TargetConfig = Annotated[Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")]
 DraftConfig = Annotated[Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")]
-RequestShare = Annotated[float, how(help="Share of a request's time (no draft) outside decoding: prefill, client.")]
 
 
 @command(
@@ -144,7 +143,6 @@ def predict(
     weight_bytes: Annotated[float | None, how(help="Bytes per weight if quantized: 1 for fp8.")] = None,
     batch: Annotated[int, how(help="Sequences decoded at once.")] = 1,
     context: Annotated[int, how(help="Cached tokens per sequence.")] = 1024,
-    request_share: RequestShare = 0.0,
     form: Format = None,
     out: OutFiles = None,
 ) -> None:
@@ -158,7 +156,7 @@ def predict(
         given = RoundCost(cost, verify, overhead)
     hardware = {"accelerator": accelerator, "tp": tp, "engine": engine, "weight_bytes": weight_bytes}
     configs, place = (target_config, draft_config), (batch, context)
-    show(predicted(acceptance, gamma, given, configs, hardware, place, request_share, coverage), form, out)
+    show(predicted(acceptance, gamma, given, configs, hardware, place, coverage), form, out)
 
 
 @command(group, "alphaprof schema", "alphaprof schema report")

@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.config.load import changed_question
+from alphaprof.config.load import changed_question, known_rules
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
 from alphaprof.costs.rounds import StepTimes
@@ -266,6 +266,7 @@ def checked(
     """Return the check that the options of `alphaprof check` ask for; `overrides`: what `--set` changes of the question.
     Raises `OptionInvalid`, `ProfileInvalid`, `NotComparable`, `RunUnreadable`.
     """
+    rule = known_rules([rule], "--rule")[0] if rule else None
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in minimums.items() if texts}
     folder, named = path_and_draft(str(path))
     if None not in (draft, named) and draft != named:

@@ -74,7 +74,7 @@ class ComputedCost:
 class GammaPrediction:
     """One gamma. `break_even_length`: tokens per round at which the speedup is 1, the cost of a round in decode steps;
     `break_even_alpha`: the alpha that gives them (None: no alpha does). `low`, `high`: 90% interval of the speedup by the
-    error of computed step times (None: costs were given). `request_speedup`: with the share of time outside decoding.
+    error of computed step times (None: costs were given).
     """
 
     gamma: int
@@ -86,7 +86,6 @@ class GammaPrediction:
     speedup: float  # of decoding
     low: float | None
     high: float | None
-    request_speedup: float | None  # None: no share was given
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,6 @@ class Prediction:
     coverage: float  # share of positions with a proposal
     engine_rate: EngineRate | None
     rates: tuple[float, ...]  # share of rounds that accepted at least 1, 2, ... drafts; empty: not given
-    request_share: float  # of a request's time without a draft that is not decoding
     cost: RoundCost | None  # what a round is taken to cost; None: it was computed
     computed: ComputedCost | None  # from shapes; None: the cost was given
     gammas: tuple[GammaPrediction, ...]  # one a gamma
@@ -116,8 +114,6 @@ class Prediction:
             "break-even alpha": lambda item: "none" if item.break_even_alpha is None else fmt.share(item.break_even_alpha),
             "speedup" if self.computed is None else "speedup [90%]": _speedup_cell,
         }
-        if self.request_share:
-            columns["whole requests"] = lambda item: fmt.number(item.request_speedup, unit="x")
         rows = [(str(item.gamma), {name: cell(item) for name, cell in columns.items()}) for item in self.gammas]
         yield table_by_columns("by gamma", rows, named="gamma", marked=[str(self.best_gamma)])
         yield Small("alpha: share of positions with a proposal where it is kept; does not depend on gamma.")
@@ -132,7 +128,6 @@ def build_prediction(
     acceptance: Acceptance,
     cost: RoundCost | ComputedCost,
     gammas: Iterable[int] | None = None,
-    request_share: float = 0.0,
     coverage: float = 1.0,
 ) -> Prediction:
     """Return predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. `gammas`: by default
@@ -145,7 +140,6 @@ def build_prediction(
         for option, value in (("--cost", cost.draft), ("--overhead", cost.overhead)):
             _require_between(option, value, 0, math.inf)
         _require_between("--verify", cost.verify, LEAST_COST, math.inf)
-    _require_between("--request-share", request_share, 0, 1)
     _require_between("--coverage", coverage, 0, 1)
     if coverage != 1 and isinstance(acceptance, EngineRate | tuple):
         problem = "--coverage is given without --alpha, and an engine's length and rates may or may not count all rounds"
@@ -170,7 +164,6 @@ def build_prediction(
         proposed = 1 + sum(rates[:gamma]) if alpha is None else float(formulas.tokens_per_round(alpha, gamma))
         tokens, length = (float(formulas.over_all_rounds(each, coverage)) for each in (proposed, cost.of_round(gamma)))
         factor = cost.factor if isinstance(cost, ComputedCost) else None
-        whole = tokens / ((1 - request_share) * length + request_share * tokens) if request_share else None
         prediction = GammaPrediction(
             gamma=gamma,
             tokens_per_round=tokens,
@@ -181,12 +174,11 @@ def build_prediction(
             speedup=tokens / length,
             low=tokens / length / factor if factor else None,
             high=tokens / length * factor if factor else None,
-            request_speedup=whole,
         )
         predictions.append(prediction)
     best = max(predictions, key=lambda item: item.speedup)
     given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
-    return Prediction(alpha, coverage, rate, rates, request_share, given, computed, tuple(predictions), best.gamma)
+    return Prediction(alpha, coverage, rate, rates, given, computed, tuple(predictions), best.gamma)
 
 
 def acceptance_of(
@@ -245,7 +237,6 @@ def predict(
     configs: tuple[Path | None, Path | None],
     hardware: Mapping[str, Any],
     place: tuple[int, int],
-    request_share: float,
     coverage: float,
 ) -> Prediction:
     """Return the prediction that the options of `alphaprof predict` ask for: by the given cost of a round, or by that
@@ -264,7 +255,7 @@ def predict(
         problem = "a round's cost must be either given or computed"
         raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
     assert found is not None  # noqa: S101
-    return build_prediction(acceptance, found, gammas, request_share, coverage)
+    return build_prediction(acceptance, found, gammas, coverage)
 
 
 def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, context: int, gamma: int) -> ComputedCost:
@@ -411,5 +402,3 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
             f"{fmt.number(computed.verify_ms[-1])} ms, a draft step {fmt.number(computed.draft_ms)} ms{first}, the engine "
             f"{fmt.number(computed.round_ms)} ms a round"
         )
-    if prediction.request_share:
-        yield f"{fmt.percent(prediction.request_share)} of a request's time is not decoding (prefill, client)"
