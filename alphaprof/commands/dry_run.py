@@ -25,7 +25,7 @@ from alphaprof.profiling.profile import profile_with_models, time_steps_of
 from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.chat import writes_the_date
 from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
-from alphaprof.render.blocks import Block, Table, Verdict
+from alphaprof.render.blocks import Block, Verdict, table_of_rows
 from alphaprof.render.format import count, data_size, duration, many, percent, short
 from alphaprof.report.wording import wiring_lines
 from alphaprof.run.manifest import DraftFacts, left_out_remedy
@@ -37,7 +37,7 @@ from alphaprof.run.writer import RunWriter
 FIRST = 200  # documents that are looked at
 TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most
 ORDER = ("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "data", "costs", "time", "disk", "memory")
-COLUMNS = ("subject", "result", "finding and remedy")
+COLUMNS = ("check", "subject", "result", "finding and remedy")
 FATAL = {"disk": DiskFull}  # checks whose problem ends the run, and by which error
 Level = Literal["ok", "note", "problem"]
 Needs = tuple[int, int, float, int]  # documents, positions, seconds and bytes of the log, at most
@@ -98,10 +98,9 @@ class DryRun:
         for check in self.checks:
             found = check.cause if check.remedy is None else f"{check.cause}\n-> {check.remedy}"
             level = check.level if check.level == "ok" else Verdict(check.level)
-            cells = dict(zip(COLUMNS, (check.subject, level, found), strict=True))
-            rows.append(("" if check.name == before else check.name, cells))
+            rows.append(("" if check.name == before else check.name, check.subject, level, found))
             before = check.name
-        yield Table("checks", COLUMNS, rows, "check", left=COLUMNS, wrapped=COLUMNS[-1:])
+        yield table_of_rows("checks", COLUMNS, rows, left=COLUMNS[1:], wrapped=COLUMNS[-1:])
 
 
 def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> DryRun:

@@ -18,6 +18,7 @@ from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, table_by_columns
 from alphaprof.stats import formulas
+from alphaprof.stats.estimate import Interval
 from alphaprof.stats.formulas import RoundCost
 
 if TYPE_CHECKING:
@@ -370,10 +371,11 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
         yield "No text was measured: the interval covers computed step times only. next: run alphaprof profile"
 
 
-def _speedup_cell(item: GammaPrediction) -> str:
+def _speedup_cell(item: GammaPrediction) -> fmt.Number:
     """Return a speedup with its interval, if it has one."""
-    interval = f" [{fmt.number(item.low)}, {fmt.number(item.high)}]" if item.low is not None else ""
-    return f"{fmt.number(item.speedup, unit='x')}{interval}"
+    if item.low is None or item.high is None:
+        return fmt.number(item.speedup, unit="x")
+    return fmt.interval(Interval(item.speedup, item.low, item.high), "x")
 
 
 def _assumed_lines(prediction: Prediction) -> Iterator[str]:

@@ -20,7 +20,7 @@ from alphaprof.profiling.engine.server import (
     watch,
 )
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table
+from alphaprof.render.blocks import Block, Small, table_of_rows
 from alphaprof.version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 DRAFTS, DRAFTED, ACCEPTED, POSITION = (
     f"{SPECULATION}{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 )
-SHARES = ("marginal", "conditional")  # columns of the table by depth
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,8 @@ def _speculation_blocks(found: CountedRounds) -> Iterator[Block]:
     yield f"{share}: the acceptance rate of engines; it depends on gamma and is not alpha"
     yield ""
     shares = zip(map(fmt.share, found.marginal), map(fmt.share, found.conditional), strict=True)
-    rows = [(str(depth), dict(zip(SHARES, each, strict=True))) for depth, each in enumerate(shares, 1)]
-    yield Table("by depth", SHARES, rows, "depth")
+    rows = [(str(depth), *each) for depth, each in enumerate(shares, 1)]
+    yield table_of_rows("by depth", ("depth", "marginal", "conditional"), rows)
     full = found.drafted == found.gamma * found.drafts
     cause = "no round accepted draft d - 1" if full else "some rounds drafted fewer tokens"
     short = f" conditional: n/a if {cause}." if None in found.conditional else ""

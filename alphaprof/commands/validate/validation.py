@@ -299,11 +299,11 @@ def _part_of_round(cell: Cell, part: Callable[[RoundTime], float]) -> str:
     return _both(PredictedMeasured(*(None if time is None else part(time) for time in times)))
 
 
-def _off_by(error: Interval | None) -> str:
+def _off_by(error: Interval | None) -> fmt.Number:
     if error is None:
         return fmt.NOTHING
     high = fmt.signed_percent(error.high) if math.isfinite(error.high) else "inf"
-    return f"{fmt.signed_percent(error.value)} [{fmt.signed_percent(error.low)}, {high}]"
+    return fmt.Number(fmt.signed_percent(error.value), f"[{fmt.signed_percent(error.low)}, {high}]", error)
 
 
 @dataclass(frozen=True)
