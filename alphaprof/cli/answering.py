@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
-    FILES,
     DecisiveRule,
     Format,
     OutFiles,
@@ -19,45 +18,20 @@ from alphaprof.cli.common import (
     Undecided,
     asked_formats,
     command,
-    files_of,
+    files,
+    formats,
     how,
     one_line,
     output,
     show,
 )
-from alphaprof.errors import OptionInvalid
 
 group = Typer()
-MARGIN = "Allowed loss of tokens per round, as a share: 0.03 is 3%."
-Margin = Annotated[float, Option(metavar="X", min=0, max=1, help=MARGIN)]
-ReportFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "csv"] | None,
-    output("--format", help="What standard output gets: terminal, json, md, html or csv."),
-]
-ReportFiles = Annotated[
-    list[Path] | None,
-    output(
-        "--out",
-        metavar="FILE",
-        callback=files_of("csv", "svg", "png"),
-        readable=False,
-        help=f"{FILES}: .txt, .md, .html, .json, .csv; .svg, .png: a figure of the domains (repeatable).",
-    ),
-]
-CheckFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "junit"] | None,
-    output("--format", help="What standard output gets: terminal, json, md, html or junit."),
-]
-CheckFiles = Annotated[
-    list[Path] | None,
-    output(
-        "--out",
-        metavar="FILE",
-        callback=files_of("junit"),
-        readable=False,
-        help=f"{FILES}: .txt, .md, .html, .json, .xml (JUnit) (repeatable).",
-    ),
-]
+ReportFormat = Annotated[Literal["terminal", "json", "md", "html", "csv"] | None, formats("csv")]
+FIGURES = ", .csv; .svg, .png: a figure of the domains"
+ReportFiles = Annotated[list[Path] | None, files("csv", "svg", "png", about=FIGURES)]
+CheckFormat = Annotated[Literal["terminal", "json", "md", "html", "junit"] | None, formats("junit")]
+CheckFiles = Annotated[list[Path] | None, files("junit", about=", .xml (JUnit)")]
 
 
 def _completed(incomplete: str) -> list[str]:
@@ -65,25 +39,6 @@ def _completed(incomplete: str) -> list[str]:
     from alphaprof.report.sections import ALL, NAMES
 
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
-
-
-def _sections(names: list[str] | None, asked: list[tuple[str, Path | None]]) -> tuple[str, ...]:
-    """Return the names of sections. Raises `OptionInvalid` for unknown ones, and for formats that cannot show them or do not
-    fit a terminal.
-    """
-    from alphaprof.report.sections import known_sections
-
-    if ("html", None) in asked and sys.stdout.isatty():
-        raise OptionInvalid("the HTML page is markup, not for a terminal", "write it to a file: --out report.html")
-    forms = [form for form, _ in asked]
-    if names and not {"terminal", "md", "json"} & {*forms}:
-        held = {"csv": "has only one table", "svg": "is one figure", "png": "is one figure"}
-        holds = held.get(forms[0], "holds every section")
-        raise OptionInvalid(
-            f"--show chooses what terminal, md and json hold; {forms[0]} {holds}",
-            "leave out --show, or ask for one of them",
-        )
-    return known_sections([each.strip() for name in names or () for each in name.split(",")])
 
 
 Sections = Annotated[
@@ -119,24 +74,11 @@ def report(
     verify: Annotated[bool, how("--verify", help="First check every byte of the run's files against the manifest.")] = False,
 ) -> None:
     """Print the answer on one screen: GO, NO-GO or UNDECIDED, and what to use for each domain."""
-    from alphaprof.report.build import build_report
-    from alphaprof.report.formats.text import ReportAnswer
-    from alphaprof.run.reader import Run
+    from alphaprof.commands.report import report as reported
 
-    asked = asked_formats(form, out)
-    shown = _sections(sections, asked)
-    opened = Run.open(run)
-    if verify:
-        opened.verify()
-    config = ids = None
-    if overrides or rules:
-        from alphaprof.config.load import changed_question, known_rules  # what validates profiles takes a while to load
-
-        config = changed_question(opened.manifest.config, overrides) if overrides else None
-        ids = known_rules(rules) if rules else None
-    found = build_report(opened, config, ids, whole_log, overrides or ())
-    show(ReportAnswer(found, shown), form, out)
-    for name, failed in found.failures():
+    answer = reported(run, sections or (), asked_formats(form, out), overrides, rules, whole_log, verify)
+    show(answer, form, out)
+    for name, failed in answer.report.failures():
         print(f"warning: section {name}: {one_line(failed.error)}\n  {one_line(failed.hint)}", file=sys.stderr)
 
 
@@ -167,7 +109,9 @@ def check(
     baseline: Annotated[
         str | None, Option(metavar="RUN[:DRAFT]", help="Earlier run: tokens per round must be kept, on the same prompts.")
     ] = None,
-    margin: Margin = 0.03,
+    margin: Annotated[
+        float, Option(metavar="X", min=0, max=1, help="Allowed loss of tokens per round, as a share: 0.03 is 3%.")
+    ] = 0.03,
     target_change: Annotated[
         bool,
         how("--allow-target-change", help="Allow a target other than the baseline's: fine-tuned or quantized."),
@@ -182,11 +126,9 @@ def check(
     Without a threshold or a baseline, check whether the draft named, or the run's own decision, is GO.
     """
     from alphaprof.commands.check import Minimums, checked, require_passed
-    from alphaprof.config.load import known_rules
 
-    named = known_rules([rule], "--rule")[0] if rule else None
     least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
-    answer = checked(run, draft, named, gamma, least, baseline, margin, target_change, overrides or ())
+    answer = checked(run, draft, rule, gamma, least, baseline, margin, target_change, overrides or ())
     show(answer, form, out)
     if answer.outcome == "undecided" and undecided == "pass":
         print(f"warning: {one_line(answer.reason)}\n  this passes; use --undecided fail for exit code 11", file=sys.stderr)

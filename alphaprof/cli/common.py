@@ -210,9 +210,16 @@ def _out_place(path: Path | None) -> Path | None:
     return path
 
 
-def files_of(*more: str) -> Callable[[list[Path] | None], list[Path] | None]:
-    """Return a check of an answer's files before hours of work, which raises `DiskFull`, and `OptionInvalid` for a suffix
-    that no format of the answer has. `more`: formats that it has beside those of every answer.
+def formats(*more: str, about: str = "What standard output gets") -> Any:
+    """Return the option --format of an answer; `more`: formats that it has beside those of every answer."""
+    known = ["terminal", "json", "md", "html", *more]
+    return output("--format", help=f"{about}: {', '.join(known[:-1])} or {known[-1]}.")
+
+
+def files(*more: str, about: str = "") -> Any:
+    """Return the option --out of an answer's files, of which it checks before hours of work that they can be written
+    (`DiskFull`) and that each has the suffix of a format (`OptionInvalid`). `more`: formats beside those of every answer;
+    `about`: what the help says of these.
     """
 
     def checked(paths: list[Path] | None) -> list[Path] | None:
@@ -226,7 +233,8 @@ def files_of(*more: str) -> Callable[[list[Path] | None], list[Path] | None]:
                 raise OptionInvalid(f"cannot write {cut(str(path))}: {why}", hint)
         return paths
 
-    return checked
+    text = f"Write to this file, in the format of its suffix: .txt, .md, .html, .json{about} (repeatable)."
+    return output("--out", metavar="FILE", callback=checked, readable=False, help=text)
 
 
 # Options of several commands. Not `readable`: our own errors say in two lines what cannot be read.
@@ -246,10 +254,8 @@ QuestionChanges = Annotated[
     ),
 ]
 DecisiveRule = Annotated[str | None, Option(help="The acceptance rule; default: the decision's rule.")]
-Format = Annotated[
-    Literal["terminal", "json", "md", "html"] | None,
-    output("--format", help="What standard output gets: terminal, json, md or html."),
-]
+Format = Annotated[Literal["terminal", "json", "md", "html"] | None, formats()]
+OutFiles = Annotated[list[Path] | None, files()]
 Undecided = Annotated[
     Literal["pass", "fail"], how(help="If undecided or too noisy to tell: pass (exit code 0) or fail (11).")
 ]
@@ -257,13 +263,6 @@ SplitWay = Literal["random", "time"]
 SPLIT = how("--split", help="random, or time: hold out the latest requests (data.time of the profile).")
 OutFile = Annotated[
     Path | None, output(callback=_out_place, readable=False, help="Write to this file instead of standard output (-).")
-]
-FILES = "Write to this file, in the format of its suffix"
-OutFiles = Annotated[
-    list[Path] | None,
-    output(
-        "--out", metavar="FILE", callback=files_of(), readable=False, help=f"{FILES}: .txt, .md, .html, .json (repeatable)."
-    ),
 ]
 Resume = Annotated[bool, how("--resume", help="Continue an interrupted --out, or start it.")]
 

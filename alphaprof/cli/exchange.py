@@ -29,7 +29,6 @@ from alphaprof.cli.common import (
     show,
 )
 from alphaprof.commands.export.formats import ABOUT, TEXTS
-from alphaprof.errors import OptionInvalid
 
 if TYPE_CHECKING:
     from alphaprof.commands.importing.run import ImportRequest
@@ -118,9 +117,8 @@ def import_vllm(
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
     from alphaprof.commands.importing.run import ImportRequest, sampling_of
 
-    sampling, names = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    request = ImportRequest("vLLM", requests, rule, sampling, gamma, *names, leave_out, overrides or ())
-    _import(request, out)
+    sampling, named = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
+    _import(ImportRequest("vLLM", requests, rule, sampling, gamma, *named, leave_out, overrides or ()), out)
 
 
 @command(import_group, "alphaprof import sglang log.jsonl --rule strict --drafting chain --out runs/sg", name="sglang")
@@ -161,13 +159,8 @@ def import_sglang(
     """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
     from alphaprof.commands.importing.run import ImportRequest, sampling_of
 
-    if drafting != "chain" and gamma is None:
-        raise OptionInvalid(
-            f"with --drafting {drafting}, the counts do not say how many drafts a round can accept",
-            "add --gamma N: the server's --speculative-num-steps (if adaptive: the largest)",
-        )
-    sampling, names = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *names, leave_out, overrides or (), drafting), out)
+    sampling, named = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
+    _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *named, leave_out, overrides or (), drafting), out)
 
 
 @command(import_group, "alphaprof import prometheus before.txt after.txt", name="prometheus")
@@ -181,20 +174,10 @@ def import_prometheus(
 ) -> None:
     """Take a first look at a vLLM server: its load, its step times, and its acceptance if it speculates."""
     from alphaprof.cli.progress import ConsoleProgress
-    from alphaprof.commands.importing.counters import counters_of
-    from alphaprof.profiling.engine.server import read_saved, watch
+    from alphaprof.commands.importing.counters import counters
 
-    is_address = pages[0].startswith(("http://", "https://"))
-    if len(pages) != (1 if is_address else 2):
-        raise OptionInvalid(
-            f"expected 2 pages or 1 address, got {len(pages)}", "give two saved pages, or one address: http://127.0.0.1:8000"
-        )
-    if is_address:
-        with ConsoleProgress() as progress, interruptible(None):
-            progress.start(f"reading {pages[0]}", round(seconds), "s")
-            answer = counters_of(*watch(pages[0], seconds, progress.advance))
-    else:
-        answer = counters_of([read_saved(Path(page)) for page in pages])
+    with ConsoleProgress() as progress, interruptible(None):
+        answer = counters(pages, seconds, progress)
     show(answer, form, out)
 
 

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Exit, Option, Typer
+from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
     SPLIT,
@@ -19,6 +19,7 @@ from alphaprof.cli.common import (
     Resume,
     SplitWay,
     command,
+    formats,
     has_begun,
     how,
     interruptible,
@@ -31,19 +32,9 @@ from alphaprof.version import install_line
 if TYPE_CHECKING:
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.config.profile import ProfileOptions
-    from alphaprof.run.reader import Run
 
 
 group = Typer()
-# Options of `profile` that contradict others, and the remedy.
-APART = (
-    ("execution.workers", ("--part",), "leave one of them out: Ray shares the work of one run, parts are runs of their own"),
-    (
-        "--dry-run",
-        ("--resume", "--reuse-continuations", "--part"),
-        "leave them out: the dry run checks the same models and data",
-    ),
-)
 
 
 @command(group, "alphaprof init Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --data traffic.jsonl")
@@ -96,37 +87,26 @@ def profile(
     take_over: Annotated[
         bool, how("--take-over", help="Go on although another process seems to write this run (object stores).")
     ] = False,
-    form: Annotated[
-        Literal["terminal", "json", "md", "html"] | None,
-        output("--format", help="With --dry-run: terminal, json, md or html."),
-    ] = None,
+    form: Annotated[Literal["terminal", "json", "md", "html"] | None, formats(about="With --dry-run")] = None,
     overrides: ProfileChanges = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
     options = loaded_profile(profile_file, overrides, limit)
-    _require_together(dry_run, form, resume, reuse, part, options.execution.workers)
-    if dry_run:
-        _dry_run(options, out, form or "terminal")
-    if out is None:
-        raise OptionInvalid("--out is missing", "add --out RUN, or --dry-run to check the profile first")
+    from alphaprof.commands import profile as profiling
+
+    profiling.require_together(options.execution.workers, out, dry_run, form, resume, reuse, part)
+    if out is None or dry_run:
+        with working(None) as progress:
+            from alphaprof.commands.dry_run import dry_run as looked
+
+            answer = looked(options, out, progress)
+        show(answer, form)
+        answer.require_runnable()
+        return
     require_references(options, data=not has_begun(out))
     with working(out) as progress:
-        from alphaprof.config.part import WHOLE, part_of
-        from alphaprof.profiling import profile as profiling
-
-        run: Run
-        if options.execution.workers != 1:
-            from alphaprof.profiling.on_ray import profile_on_ray
-
-            run = profile_on_ray(options, out, progress, resume, reuse, texts_only, take_over)
-        else:
-            share = part_of(part) if part else WHOLE
-            run = profiling.profile(options, out, progress, resume, reuse, share, None, texts_only, take_over)
-    manifest, place = run.manifest, shlex.quote(out)
-    if manifest.status == "complete":
-        print(f"{out}: {manifest.documents} documents, {manifest.positions} positions. Next: alphaprof report {place}")
-    else:
-        print(f"{out}: the texts of {manifest.staged} shards. Next: alphaprof profile ... --out {place} --resume")
+        done = profiling.profile(options, out, progress, resume, reuse, part, texts_only, take_over)
+    print(done)
 
 
 @command(group, "alphaprof merge runs/0 runs/1 --out runs/merged")
@@ -179,36 +159,6 @@ def working(out: str | None) -> Iterator[ConsoleProgress]:
     _have_threads_sleep()
     with ConsoleProgress() as progress, interruptible(out):
         yield progress
-
-
-def _require_together(
-    dry_run: bool,
-    form: str | None,
-    resume: bool,
-    reuse: Path | None,
-    part: str | None,
-    workers: int | str,
-) -> None:
-    """Raise `OptionInvalid` for options of `profile` that contradict each other."""
-    if form is not None and not dry_run:
-        hint = "run alphaprof report RUN --format after the run"
-        raise OptionInvalid("--format needs --dry-run: a run prints no report", hint)
-    given = {"--resume": resume, "--reuse-continuations": reuse is not None}
-    given |= {"--part": part is not None, "--dry-run": dry_run, "execution.workers": workers != 1}
-    for option, others, hint in APART:
-        if given[option] and (odd := [name for name in others if given[name]]):
-            raise OptionInvalid(f"{option} cannot be combined with {' and '.join(odd)}", hint)
-
-
-def _dry_run(options: ProfileOptions, out: str | None, form: str) -> NoReturn:
-    """Print the checks of a run before it runs, and end the command."""
-    with working(None) as progress:
-        from alphaprof.commands.dry_run import dry_run
-
-        answer = dry_run(options, out, progress)
-    show(answer, form)
-    answer.require_runnable()
-    raise Exit
 
 
 heads_group = Typer()

@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
-    FILES,
     Format,
     OutFiles,
     ProfileChanges,
     ProfileFile,
     Undecided,
     command,
-    files_of,
+    files,
+    formats,
     how,
     output,
     print_text,
@@ -27,20 +27,8 @@ from alphaprof.cli.common import (
 from alphaprof.cli.measuring import loaded_profile, require_references, working
 
 group = Typer()
-LatencyFormat = Annotated[
-    Literal["terminal", "json", "md", "html", "csv"] | None,
-    output("--format", help="What standard output gets: terminal, json, md, html, or the csv that costs.path reads."),
-]
-LatencyFiles = Annotated[
-    list[Path] | None,
-    output(
-        "--out",
-        metavar="FILE",
-        callback=files_of("csv"),
-        readable=False,
-        help=f"{FILES}: .txt, .md, .html, .json, .csv (repeatable).",
-    ),
-]
+LatencyFormat = Annotated[Literal["terminal", "json", "md", "html", "csv"] | None, formats("csv")]
+LatencyFiles = Annotated[list[Path] | None, files("csv", about=", .csv (what costs.path reads)")]
 
 
 @command(group, "alphaprof latency my.yaml --out h100.csv")
@@ -127,7 +115,6 @@ Gamma = Annotated[
 ]
 TargetConfig = Annotated[Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")]
 DraftConfig = Annotated[Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")]
-RequestShare = Annotated[float, how(help="Share of a request's time (no draft) outside decoding: prefill, client.")]
 
 
 @command(
@@ -156,23 +143,20 @@ def predict(
     weight_bytes: Annotated[float | None, how(help="Bytes per weight if quantized: 1 for fp8.")] = None,
     batch: Annotated[int, how(help="Sequences decoded at once.")] = 1,
     context: Annotated[int, how(help="Cached tokens per sequence.")] = 1024,
-    request_share: RequestShare = 0.0,
     form: Format = None,
     out: OutFiles = None,
 ) -> None:
     """Compute tokens per round, break-even and speedup from an acceptance and a cost, without models."""
-    from alphaprof.commands.predict import acceptance_of, build_prediction, cost_asked, gammas_of
-    from alphaprof.config.options import RooflineCosts
+    from alphaprof.commands.predict import acceptance_of
+    from alphaprof.commands.predict import predict as predicted
     from alphaprof.stats.formulas import RoundCost
 
-    acceptance = acceptance_of(alpha, rate, length, rates, at_gamma or gamma)
-    gammas = gammas_of(acceptance, gamma)
-    given = None if cost is None else RoundCost(cost, verify, overhead)
-    asked = RooflineCosts.model_construct(
-        source="roofline", accelerator=accelerator, tp=tp, preset=preset, weight_bytes=weight_bytes
-    )
-    costs = cost_asked(given, (target_config, draft_config), asked, (batch, context), gammas)
-    show(build_prediction(acceptance, costs, gammas, request_share, coverage), form, out)
+    acceptance, given = acceptance_of(alpha, rate, length, rates, at_gamma or gamma), None
+    if cost is not None:
+        given = RoundCost(cost, verify, overhead)
+    hardware = {"accelerator": accelerator, "tp": tp, "preset": preset, "weight_bytes": weight_bytes}
+    configs, place = (target_config, draft_config), (batch, context)
+    show(predicted(acceptance, gamma, given, configs, hardware, place, coverage), form, out)
 
 
 @command(group, "alphaprof schema", "alphaprof schema report")

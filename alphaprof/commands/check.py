@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.config.load import changed_question
+from alphaprof.config.load import changed_question, known_rules
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
 from alphaprof.costs.rounds import StepTimes
@@ -36,7 +36,7 @@ from alphaprof.costs.speedup import Mix
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows
+from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
 from alphaprof.render.format import short, visible
 from alphaprof.report.answer import Note
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
@@ -63,6 +63,7 @@ from alphaprof.stats.gates import Gate, Outcome, together
 from alphaprof.stats.gates import judge as judge_gates
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
+_Part = tuple[DocumentTotals, int, StepTimes | None]  # documents of a domain, gamma, and the times of its steps if known
 ONE = Mix(("",), (1.0,))  # one domain alone
 Measure = Literal[
     "alpha",
@@ -167,7 +168,15 @@ class Check:
         gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
         yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
         if self.items:
-            yield from ("", _thresholds_table(self.items))
+            rows = (
+                (
+                    *(short(item.domain), item.measure, fmt.count(item.documents), item.number(item.threshold)),
+                    *(item.number(item.value), item.bounds, Verdict(item.outcome.upper())),
+                )
+                for item in self.items
+            )
+            headings = ("domain", "measure", "docs", "at least", "value", "bounds", "outcome")
+            yield from ("", table_of_rows("thresholds", headings, rows, left=("measure", "outcome")))
         yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
         yield from (Verdict("note", f": {note.message}; {note.remedy}") for note in self.notes)
@@ -178,15 +187,21 @@ class Check:
     def junit(self) -> str:
         """Return JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
         suite = ET.Element("testsuite", name="alphaprof check")
+
+        def case(classname: str, name: str, outcome: Outcome, text: str) -> None:
+            tested = ET.SubElement(suite, "testcase", classname=classname, name=visible(short(name)))
+            if outcome != "pass":
+                ET.SubElement(tested, "failure" if outcome == "fail" else "skipped", message=visible(text))
+
         for item in self.items:
             notes = [f"bounds {item.bounds}"] if item.low is not None else []
             notes += [item.note] if item.note else []
             text = f"{item.number(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
-            _case(suite, f"{self.draft}.{item.measure}", item.domain, item.outcome, text)
+            case(f"{self.draft}.{item.measure}", item.domain, item.outcome, text)
         for left in self.unjudged:
-            _case(suite, f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
+            case(f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
         if not self.items:
-            _case(suite, "alphaprof", "decision", self.outcome, self.reason)
+            case("alphaprof", "decision", self.outcome, self.reason)
         suite.set("tests", str(len(suite)))
         for count, outcome in (("failures", "failure"), ("skipped", "skipped")):
             suite.set(count, str(len(suite.findall(f"*/{outcome}"))))
@@ -237,24 +252,6 @@ def _decided_by(check: Check) -> Iterator[str]:
     yield from lines if check.items else reversed(lines)
 
 
-def _thresholds_table(items: Sequence[Item]) -> Table:
-    rows = (
-        (
-            *(short(item.domain), item.measure, fmt.count(item.documents), item.number(item.threshold)),
-            *(item.number(item.value), item.bounds, Verdict(item.outcome.upper())),
-        )
-        for item in items
-    )
-    headings = ("domain", "measure", "docs", "at least", "value", "bounds", "outcome")
-    return table_of_rows("thresholds", headings, rows, left=("measure", "outcome"))
-
-
-def _case(suite: ET.Element, classname: str, name: str, outcome: Outcome, text: str) -> None:
-    case = ET.SubElement(suite, "testcase", classname=classname, name=visible(short(name)))
-    if outcome != "pass":
-        ET.SubElement(case, "failure" if outcome == "fail" else "skipped", message=visible(text))
-
-
 def checked(
     path: Path,
     draft: str | None,
@@ -269,6 +266,7 @@ def checked(
     """Return the check that the options of `alphaprof check` ask for; `overrides`: what `--set` changes of the question.
     Raises `OptionInvalid`, `ProfileInvalid`, `NotComparable`, `RunUnreadable`.
     """
+    rule = known_rules([rule], "--rule")[0] if rule else None
     thresholds = {measure: _thresholds(measure, texts) for measure, texts in minimums.items() if texts}
     folder, named = path_and_draft(str(path))
     if None not in (draft, named) and draft != named:
@@ -369,28 +367,19 @@ def _judged_together(parts: Sequence[tuple[Item, Bounds | None]], confidence: fl
     return tuple(item if bounds is None else dataclasses.replace(item, **vars(next(results))) for item, bounds in parts)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Documents of a domain with one draft, gamma and the times of its steps (None: there are none)."""
-
-    pool: DocumentTotals
-    gamma: int
-    times: StepTimes | None
-
-
 def _measured(measure: Measure, parts: Sequence[_Part]) -> tuple[float | None, Bounds]:
     """Return the value of a measure over all documents of some parts (None: not known), and its bounds."""
+    pools, gammas, _ = zip(*parts, strict=True)
     if measure == "speedup":
-        decoded = [ONE.decoded([part.pool.counts(part.gamma)], part.times)[0] for part in parts if part.times is not None]
+        decoded = [ONE.decoded([pool.counts(gamma)], each)[0] for pool, gamma, each in parts if each is not None]
         faster = ONE.routed([decoded]) if decoded else None
         return (faster.value, faster.deciding) if faster else (None, lambda _: (0.0, math.inf))
-    gammas = [None if measure == "alpha" else part.gamma for part in parts]
-    sums = [accepted_of(part.pool, gamma) for part, gamma in zip(parts, gammas, strict=True)]
+    sums = [accepted_of(pool, None if measure == "alpha" else gamma) for pool, gamma, _ in parts]
     accepted, proposed = (np.concatenate(side) for side in zip(*sums, strict=True))
-    least, most = (0.0, 1.0) if measure == "alpha" else (1.0, float(max(part.gamma for part in parts)))
+    least, most = (0.0, 1.0) if measure == "alpha" else (1.0, float(max(gammas)))
     if not proposed.sum():
         return None, lambda _: (least, least + most)
-    estimate = ratio(*by_cluster(np.concatenate([part.pool.cluster for part in parts]), accepted, proposed))
+    estimate = ratio(*by_cluster(np.concatenate([pool.cluster for pool in pools]), accepted, proposed))
 
     def bounds(tail: float) -> tuple[float, float]:
         if measure == "alpha":
@@ -402,14 +391,10 @@ def _measured(measure: Measure, parts: Sequence[_Part]) -> tuple[float | None, B
     return least + estimate.value, bounds
 
 
-def _widest(each: Sequence[Bounds]) -> Bounds:
+def _widest(each: Sequence[Bounds], tail: float) -> tuple[float, float]:
     """Return bounds that enclose all of some."""
-
-    def bounds(tail: float) -> tuple[float, float]:
-        lows, highs = zip(*(one(tail) for one in each), strict=True)
-        return min(lows), max(highs)
-
-    return bounds
+    lows, highs = zip(*(one(tail) for one in each), strict=True)
+    return min(lows), max(highs)
 
 
 def _check_thresholds(
@@ -447,7 +432,7 @@ def _check_thresholds(
             found += [[((draft, gamma), *each) for each in zip(rows, halves, strict=True)]] if tested.own else []
         return [
             [
-                _Part(pool if rows is None else pool.rows(rows), length, times.get(name))
+                (pool if rows is None else pool.rows(rows), length, times.get(name))
                 for (name, length), rows, times in each
                 for pool in [candidates[name][domain]]
             ]
@@ -477,7 +462,9 @@ def _check_thresholds(
                 elif doubt := question.stand_in:
                     parts.append((item("undecided", doubt), None))
                 else:
-                    parts.append((item("undecided", FIRST if first else None), _widest([bounds for _, bounds in each])))
+                    parts.append(
+                        (item("undecided", FIRST if first else None), partial(_widest, [bounds for _, bounds in each]))
+                    )
     items = _judged_together(parts, question.confidence)
     if draft in timing.times and 0 < timing.times[draft].rounds < GO_ROUNDS:  # a report has no GO then
         why = f"a speedup needs step times of at least {GO_ROUNDS} rounds to pass"
@@ -578,7 +565,8 @@ def check_baseline(
     whole = [(WHOLE, judged, weights)] if len(judged) > 1 else []
     for domain, those, shares in (*whole, *((text.domain, [text], None) for text in judged)):
         item, bounds = _kept_of_baseline(domain, those, shares, used, margin, same, confidence)
-        if doubt := inputs.question.stand_in or next(filter(None, map(_doubt, those)), ""):
+        against = (contradiction(side) for text in those for side in (text.second, text.first))
+        if doubt := inputs.question.stand_in or next(filter(None, against), ""):  # rounds describe other traffic
             item, bounds = dataclasses.replace(item, outcome="undecided", note=doubt), None
         parts.append((item, bounds))
     items = _judged_together(parts, confidence)
@@ -615,11 +603,6 @@ def _why_not_judged(text: TextPair, gamma: int, drafts: Sequence[DraftFacts]) ->
     if proposes_nothing(old, gamma):
         return f"the baseline's draft proposes nothing there{', nor does this one' if proposes_nothing(new, gamma) else ''}"
     return None
-
-
-def _doubt(text: TextPair) -> str:
-    """Return why rounds of a text describe other traffic, on either side; empty if nothing says so."""
-    return contradiction(text.second) or contradiction(text.first)
 
 
 def _kept_of_baseline(

@@ -14,7 +14,7 @@ from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows, text_name
+from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows, text_name
 from alphaprof.report.pairing import (
     TextPair,
     common_gammas,
@@ -35,7 +35,6 @@ from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, distinct
 from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents
-from alphaprof.totals.pool import DocumentTotals
 
 MORE, LESS, SAME = "more", "less", "no clear difference"
 MOST = 3  # domains that a line of the answer names
@@ -132,11 +131,44 @@ class Comparison:
             yield f"two unpaired samples of each domain: {lone[0]} {one}, {lone[1]} {two}"
         yield ""
         if self.same_text is not None:
-            yield _alpha_table(self.differences)
+            acceptance = (
+                (
+                    text_name(item, self.differences),
+                    item.rule + fmt.mark(item.on_policy, item.lossy),
+                    fmt.documents(item.documents, item.clusters),
+                    f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}",
+                    *(fmt.share(item.first), fmt.share(item.second), fmt.difference(item.difference, 3)),
+                )
+                for item in self.differences
+            )
+            headings = ("domain", "rule", "docs", "coverage", "first", "second", "difference")
+            yield table_of_rows("alpha", headings, acceptance, left=("rule",))
         yield from (
             Verdict("note", f": {side} is from an interrupted run: its first documents only") for side in self.interrupted
         )
-        yield from _tokens_tables(self)
+        among = [item for item in self.differences if item.tokens_per_round]
+        named = [(text_name(item, among), item.rule, tokens) for item in among for tokens in item.tokens_per_round]
+        if named:
+            rows = (
+                (
+                    *(name, rule, str(tokens.gamma), fmt.number(tokens.first), fmt.number(tokens.second)),
+                    fmt.difference(tokens.difference, 2),
+                )
+                for name, rule, tokens in named
+            )
+            columns = ("domain", "rule", "gamma", one, two, "difference")
+            yield table_of_rows("tokens per round", columns, rows, left=("rule",))
+        if named and self.confirms:
+            title = "share of rounds with a proposal that accept the first 1, 2, ... drafts"
+            cells = (
+                (
+                    name,
+                    " ".join(map(fmt.share, tokens.first_by_position)) or fmt.NOTHING,
+                    " ".join(map(fmt.share, tokens.second_by_position)) or fmt.NOTHING,
+                )
+                for name, _, tokens in named
+            )
+            yield table_of_rows(title, ("domain", one, two), cells, left=(one, two), wrapped=(one, two))
         yield from (Verdict("note", f": {unlike}") for unlike in self.notes)
         kind = "paired" if self.paired else "of two unpaired samples"
         yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
@@ -160,7 +192,13 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
         if tokens.gamma == comparison.gamma and (not rules or each.rule in rules)
     ]
     if comparison.overall:
-        yield from _over_domains(comparison, comparison.overall[0])
+        overall, (one, two) = comparison.overall[0], comparison.sides
+        main = next(each for each in overall.tokens_per_round if each.gamma == comparison.gamma)
+        yield _difference_line(comparison, main, "")
+        domains = f"over {fmt.many(len(overall.domains), 'domain')} by {'given' if overall.weights else 'observed'} shares"
+        documents = f"{fmt.documents(overall.documents, overall.clusters)} paired documents"
+        values = f"{one} {fmt.number(main.first)}, {two} {fmt.number(main.second)}"
+        yield f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}"
     elif texts:
         texts.sort(key=lambda pair: -abs(pair[1].difference.value))
         yield from (_difference_line(comparison, tokens, f" in {name}") for name, tokens in texts[:MOST])
@@ -171,19 +209,12 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
         yield comparison.agreement
     elif len(texts) > 1:
         words = _grouped((_word(tokens.difference), name) for name, tokens in texts)
-        yield "by domain: " + "; ".join(f"{word} in {_some(names)}" for word, names in words.items())
+        some = {
+            word: ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+            for word, names in words.items()
+        }
+        yield "by domain: " + "; ".join(f"{word} in {names}" for word, names in some.items())
     yield "next: run alphaprof report; it includes draft costs, tokens per round do not"
-
-
-def _over_domains(comparison: Comparison, overall: OverallDifference) -> Iterator[str]:
-    """Yield the difference over all domains, and what it is of."""
-    main = next(each for each in overall.tokens_per_round if each.gamma == comparison.gamma)
-    yield _difference_line(comparison, main, "")
-    one, two = comparison.sides
-    domains = f"over {fmt.many(len(overall.domains), 'domain')} by {'given' if overall.weights else 'observed'} shares"
-    documents = f"{fmt.documents(overall.documents, overall.clusters)} paired documents"
-    values = f"{one} {fmt.number(main.first)}, {two} {fmt.number(main.second)}"
-    yield f"{values} {domains}; {documents}; {fmt.level(comparison.confidence)} interval; {overall.rule}"
 
 
 def _difference_line(comparison: Comparison, tokens: TokensDifference, where: str) -> str:
@@ -209,51 +240,6 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return groups
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
-
-
-def _alpha_table(differences: Sequence[Difference]) -> Table:
-    rows = (
-        (
-            text_name(item, differences),
-            item.rule + fmt.mark(item.on_policy, item.lossy),
-            fmt.documents(item.documents, item.clusters),
-            f"{fmt.share(item.first_coverage, 2)} / {fmt.share(item.second_coverage, 2)}",
-            *(fmt.share(item.first), fmt.share(item.second), fmt.difference(item.difference, 3)),
-        )
-        for item in differences
-    )
-    headings = ("domain", "rule", "docs", "coverage", "first", "second", "difference")
-    return table_of_rows("alpha", headings, rows, left=("rule",))
-
-
-def _tokens_tables(comparison: Comparison) -> Iterator[Table]:
-    """Yield tokens per round; of a confirmed prediction also acceptance by position."""
-    among, sides = [item for item in comparison.differences if item.tokens_per_round], comparison.sides
-    named = [(text_name(item, among), item.rule, tokens) for item in among for tokens in item.tokens_per_round]
-    if named:
-        rows = (
-            (
-                *(name, rule, str(tokens.gamma), fmt.number(tokens.first), fmt.number(tokens.second)),
-                fmt.difference(tokens.difference, 2),
-            )
-            for name, rule, tokens in named
-        )
-        headings = ("domain", "rule", "gamma", *sides, "difference")
-        yield table_of_rows("tokens per round", headings, rows, left=("rule",))
-    if named and comparison.confirms:
-        title = "share of rounds with a proposal that accept the first 1, 2, ... drafts"
-        cells = (
-            (name, *map(_shares_in_a_row, (each.first_by_position, each.second_by_position))) for name, _, each in named
-        )
-        yield table_of_rows(title, ("domain", *sides), cells, left=sides, wrapped=sides)
-
-
-def _shares_in_a_row(values: Sequence[float]) -> str:
-    return " ".join(map(fmt.share, values)) or fmt.NOTHING
-
-
 def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
     """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason, and
     `OptionInvalid` for a gamma that was not replayed in both. Of a run and an import from an engine: what the run predicts,
@@ -276,6 +262,8 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
         documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
     differences = tuple(_text_difference(text, gammas, confidence, paired) for text in texts)
+    heads = [side.label for side in (first, second) if side.run.manifest.drafts[side.draft].by_depth]
+    notes = [f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"] if heads else []
     return Comparison(
         first=first.label,
         second=second.label,
@@ -286,19 +274,12 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         documents=documents,
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
         unpaired=lone,
-        notes=tuple(_unlike_the_engine(first, second) if confirms else _of_heads(first, second)),
+        notes=tuple(_unlike_the_engine(first, second) if confirms else notes),
         agreement=_agreement(differences, confidence) if confirms else "",
         gamma=deciding_gamma(first, gammas),
         overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired and gammas else (),
         differences=differences,
     )
-
-
-def _of_heads(*sides: RunDraft) -> Iterator[str]:
-    """Yield a note that the alpha of a head covers only the first draft of a round."""
-    heads = [side.label for side in sides if side.run.manifest.drafts[side.draft].by_depth]
-    if heads:
-        yield f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"
 
 
 def _require_as_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None, gamma: int | None) -> None:
@@ -325,7 +306,10 @@ def _served_texts(run: RunDraft, served: RunDraft) -> tuple[list[TextPair], bool
     Returns the texts, whether they are paired, and how many documents of each have no partner; of two samples, all.
     """
     (rule,) = served.run.rules
-    sides, tables = (run, served), [_by_policy(side.run.documents()) for side in (run, served)]
+    sides, tables = (run, served), [side.run.documents() for side in (run, served)]
+    for side, documents in enumerate(tables):  # on-policy text as one kind, generated or given: imports hold it as given
+        place, kinds = documents.schema.get_field_index("continuation"), policies(documents).tolist()
+        tables[side] = documents.set_column(place, "continuation", pa.array(kinds, pa.string()))
     rows = matches(tables, SETTINGS)
     imported = served.run.manifest.imported
     by_ids = imported is not None and imported.prompts_known_by == PROMPTS_KNOWN_BY[0]
@@ -345,12 +329,6 @@ def _served_texts(run: RunDraft, served: RunDraft) -> tuple[list[TextPair], bool
     if paired:
         return texts, True, (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1]))
     return texts, False, (sum(len(text.first.cluster) for text in texts), sum(len(text.second.cluster) for text in texts))
-
-
-def _by_policy(documents: pa.Table) -> pa.Table:
-    """Return the documents table with on-policy text as one kind, generated or given: imports hold it as given."""
-    place = documents.schema.get_field_index("continuation")
-    return documents.set_column(place, "continuation", pa.array(policies(documents).tolist(), pa.string()))
 
 
 def _agreement(differences: Sequence[Difference], confidence: float) -> str:
@@ -397,6 +375,24 @@ def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float, p
     alphas = [float(accepted.sum() / counts.sum()) if counts.sum() > 0 else None for accepted, counts in sums]
     coverages = [float(pool["proposals"].sum() / pool["positions"].sum()) for pool in text.sides] if observed else []
     (one, two), (first_coverage, second_coverage) = alphas or (None, None), coverages or (None, None)
+    by_gamma = []
+    for gamma in gammas if text.has_rounds else ():
+        free = [speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in text.sides]
+        if paired:
+            difference = text.difference(gamma, confidence)
+        else:  # made of the intervals of two independent samples (Zou and Donner 2008, doi:10.1002/sim.3095)
+            ours, theirs = (tokens_interval(each, gamma, confidence) for each in free)
+            assert ours is not None and theirs is not None  # noqa: S101, PT018  both have rounds
+            off = theirs.value - ours.value
+            low = math.hypot(theirs.value - theirs.low, ours.high - ours.value)
+            high = math.hypot(theirs.high - theirs.value, ours.value - ours.low)
+            difference = Interval(off, off - low, off + high)
+        in_order = []
+        for pool, each in zip(text.sides, free, strict=True):
+            _, drafted, _, accepted = counted(pool, gamma, each)
+            in_order.append(tuple((accepted / drafted[0]).tolist()) if drafted[0] > 0 else ())
+        before, after = (float(base.sum() / spent.sum()) for spent, base in text.totals(gamma))
+        by_gamma.append(TokensDifference(gamma, before, after, difference, *in_order))
     return Difference(
         domain=text.domain,
         continuation=text.first.continuation,
@@ -411,33 +407,8 @@ def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float, p
         first_coverage=first_coverage,
         second_coverage=second_coverage,
         difference=text.difference(None, confidence) if one is not None and two is not None else None,
-        tokens_per_round=tuple(_tokens_by_gamma(text, gammas, confidence, paired)),
+        tokens_per_round=tuple(by_gamma),
     )
-
-
-def _tokens_by_gamma(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Iterator[TokensDifference]:
-    """Yield tokens per round at each gamma; nothing if a side has no rounds."""
-    for gamma in gammas if text.has_rounds else ():
-        one, two = (float(base.sum() / spent.sum()) for spent, base in text.totals(gamma))
-        difference = text.difference(gamma, confidence) if paired else _of_two_samples(text, gamma, confidence)
-        yield TokensDifference(gamma, one, two, difference, *(_by_position(pool, gamma) for pool in text.sides))
-
-
-def _of_two_samples(text: TextPair, gamma: int, confidence: float) -> Interval:
-    """Of independent samples: an interval that is made of theirs (Zou and Donner 2008, doi:10.1002/sim.3095)."""
-    free = (speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in text.sides)
-    one, two = (tokens_interval(each, gamma, confidence) for each in free)
-    assert one is not None and two is not None  # noqa: S101, PT018  both have rounds
-    off = two.value - one.value
-    low = math.hypot(two.value - two.low, one.high - one.value)
-    high = math.hypot(two.high - two.value, one.value - one.low)
-    return Interval(off, off - low, off + high)
-
-
-def _by_position(pool: DocumentTotals, gamma: int) -> tuple[float, ...]:
-    free = speedup([pool.counts(gamma)], [1.0], free_draft(gamma))
-    _, drafted, _, accepted = counted(pool, gamma, free)
-    return tuple((accepted / drafted[0]).tolist()) if drafted[0] > 0 else ()
 
 
 def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confidence: float) -> Iterator[OverallDifference]:

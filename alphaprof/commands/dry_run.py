@@ -25,7 +25,7 @@ from alphaprof.profiling.profile import profile_with_models, time_steps_of
 from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.chat import writes_the_date
 from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
-from alphaprof.render.blocks import Block, Table, Verdict
+from alphaprof.render.blocks import Block, Verdict, table_of_rows
 from alphaprof.render.format import count, data_size, duration, many, percent, short
 from alphaprof.report.wording import wiring_lines
 from alphaprof.run.manifest import DraftFacts, left_out_remedy
@@ -37,9 +37,10 @@ from alphaprof.run.writer import RunWriter
 FIRST = 200  # documents that are looked at
 TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most
 ORDER = ("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "data", "costs", "time", "disk", "memory")
-COLUMNS = ("subject", "result", "finding and remedy")
+COLUMNS = ("check", "subject", "result", "finding and remedy")
 FATAL = {"disk": DiskFull}  # checks whose problem ends the run, and by which error
 Level = Literal["ok", "note", "problem"]
+Needs = tuple[int, int, float, int]  # documents, positions, seconds and bytes of the log, at most
 
 
 @dataclass(frozen=True)
@@ -57,44 +58,37 @@ class Finding:
         """Return a note, or ok if there is nothing to do."""
         return cls(name, subject, "ok" if remedy is None else "note", cause, remedy)
 
-
-@dataclass(frozen=True)
-class Needs:
-    """What the run will take at most, roughly; None: the number of documents is not known before all are read."""
-
-    documents: int | None
-    positions: int | None
-    seconds: float | None  # to generate and score, at the trial's speed
-    disk: int | None  # bytes of the position log
+    @property
+    def fatal(self) -> bool:
+        """Whether the run would end by it."""
+        return self.level == "problem" and self.name in FATAL
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """All checks, and what the run takes."""
+    """All checks, and what follows from them."""
 
     format: ClassVar[str] = "alphaprof-preflight"
     version: ClassVar[str] = "2.0"
 
     checks: tuple[Finding, ...]  # by name, in the order of the docs
-    estimate: Needs  # of time and disk
     conclusion: str  # what follows, in words
 
     @classmethod
-    def of(cls, checks: tuple[Finding, ...], estimate: Needs) -> DryRun:
+    def of(cls, checks: tuple[Finding, ...]) -> DryRun:
         """Return the answer that some checks lead to."""
         problems, notes = (sum(check.level == level for check in checks) for level in ("problem", "note"))
         found = f"{many(problems, 'problem')} and {many(notes, 'note')}"
-        fatal = ", ".join(check.name for check in _fatal(checks))
-        return cls(
-            checks, estimate, f"{found}; the run {f'would fail: {fatal}' if fatal else 'can start'}. Nothing was written."
-        )
+        fatal = ", ".join(check.name for check in checks if check.fatal)
+        ends = f"would fail: {fatal}" if fatal else "can start"
+        return cls(checks, f"{found}; the run {ends}. Nothing was written.")
 
     def require_runnable(self) -> None:
         """Raise the error that would end the run, if a check found one."""
-        for check in _fatal(self.checks):
-            raise FATAL[check.name](
-                f"the run would fail: {check.name}: {check.cause}", check.remedy or "see the check above"
-            )
+        for check in self.checks:
+            if check.fatal:
+                problem = f"the run would fail: {check.name}: {check.cause}"
+                raise FATAL[check.name](problem, check.remedy or "see the check above")
 
     def blocks(self) -> Iterator[Block]:
         """Yield what follows from the checks, and every check with its cause and remedy."""
@@ -104,14 +98,9 @@ class DryRun:
         for check in self.checks:
             found = check.cause if check.remedy is None else f"{check.cause}\n-> {check.remedy}"
             level = check.level if check.level == "ok" else Verdict(check.level)
-            cells = dict(zip(COLUMNS, (check.subject, level, found), strict=True))
-            rows.append(("" if check.name == before else check.name, cells))
+            rows.append(("" if check.name == before else check.name, check.subject, level, found))
             before = check.name
-        yield Table("checks", COLUMNS, rows, "check", left=COLUMNS, wrapped=COLUMNS[-1:])
-
-
-def _fatal(checks: Sequence[Finding]) -> list[Finding]:
-    return [check for check in checks if check.level == "problem" and check.name in FATAL]
+        yield table_of_rows("checks", COLUMNS, rows, left=COLUMNS[1:], wrapped=COLUMNS[-1:])
 
 
 def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> DryRun:
@@ -121,7 +110,14 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
     if out is not None:
         require_new(storage_of(out))
     with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder, RunWriter.opened(Path(folder, "run")) as run:
-        plan = profile_with_models(_in_small(options), run, progress, max(TRIED, len(options.data)))
+        few = []  # new tokens, in one shard
+        for index, source in enumerate(options.data):
+            continuation = options.continuation_of(index)
+            if limit := getattr(continuation, "max_new_tokens", None):
+                continuation = continuation.model_copy(update={"max_new_tokens": min(NEW_TOKENS, limit)})
+            few.append(source.model_copy(update={"continuation": continuation}))
+        trial = max(TRIED, len(few))
+        plan = profile_with_models(options.model_copy(update={"data": few, "shard_documents": trial}), run, progress, trial)
         # Whether steps can be timed, at the first batch size and context. An engine would need the memory of these models.
         if isinstance(options.costs, MeasuredCosts) and options.costs.source == "measured":
             first = {"concurrency": options.costs.concurrency[:1], "context": options.costs.context[:1], "repeats": 3}
@@ -129,27 +125,18 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
         progress.say("looking at data")
         corpus = Corpus(options, plan.tokenizer, plan.target.context, plan.target.vocabulary, plan.target.served)
         seen = list(itertools.islice(corpus, FIRST))
-        estimate = _estimate(options, plan, seen, corpus.skipped.total())
         checks = (
             *_model_checks(plan, seen),
-            *_run_checks(plan),
+            *(
+                Finding.of(check_of(each["code"]), "run", each["message"], each["remedy"])
+                for each in plan.run.manifest.warnings
+            ),
             *_prompt_checks(plan, seen),
             *_data_checks(corpus, seen),
-            *_need_checks(plan, estimate, out),
+            *_need_checks(plan, _needs(options, plan, seen, corpus.skipped.total()), out),
         )
     order = {name: place for place, name in enumerate(ORDER)}
-    return DryRun.of(tuple(sorted(checks, key=lambda check: order.get(check.name, len(ORDER)))), estimate)
-
-
-def _in_small(options: ProfileOptions) -> ProfileOptions:
-    """Return the profile with few new tokens, in one shard."""
-    kept = []
-    for index, source in enumerate(options.data):
-        continuation = options.continuation_of(index)
-        if limit := getattr(continuation, "max_new_tokens", None):
-            continuation = continuation.model_copy(update={"max_new_tokens": min(NEW_TOKENS, limit)})
-        kept.append(source.model_copy(update={"continuation": continuation}))
-    return options.model_copy(update={"data": kept, "shard_documents": max(TRIED, len(kept))})
+    return DryRun.of(tuple(sorted(checks, key=lambda check: order.get(check.name, len(ORDER)))))
 
 
 def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
@@ -185,12 +172,6 @@ def _model_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
         cause = f"{reach}; {sum(beyond)} of {many(len(seen), 'document')} go beyond it, {silent} with the prompt alone"
         remedy = "use a draft with a longer context, or lower max_new_tokens: engines stop drafting there, or refuse"
         yield Finding("context", name, "problem" if silent == len(seen) else "note", cause, remedy)
-
-
-def _run_checks(plan: Plan) -> Iterator[Finding]:
-    """Yield what the run itself notes."""
-    for warning in plan.run.manifest.warnings:
-        yield Finding.of(check_of(warning["code"]), "run", warning["message"], warning["remedy"])
 
 
 def _prompt_checks(plan: Plan, seen: Sequence[Document]) -> Iterator[Finding]:
@@ -240,26 +221,25 @@ def _data_checks(corpus: Corpus, seen: Sequence[Document]) -> Iterator[Finding]:
         yield Finding.of("data", "run", cause, "remove duplicates: they only cost time")
 
 
-def _estimate(options: ProfileOptions, plan: Plan, seen: Sequence[Document], skipped: int) -> Needs:
+def _needs(options: ProfileOptions, plan: Plan, seen: Sequence[Document], skipped: int) -> Needs | None:
     """Return what the run takes if its documents are like the first, at the speed and size of the profile in small, whose
-    batches are smaller: at most, roughly.
+    batches are smaller. None: the number of documents is not known before all are read.
     """
     documents: int | None = len(seen)
     if len(seen) == FIRST:
         expected = expected_documents(options)
         documents = None if expected is None else max(FIRST, round(expected * FIRST / (FIRST + skipped)))
+    if documents is None:
+        return None
     tried = sum(document.limit for document in plan.documents)  # new tokens at most, as `positions` are
-    each = sum(document.limit for document in seen) / len(seen)
+    positions = round(documents * sum(document.limit for document in seen) / len(seen))
     seconds = sum(one.seconds for step in ("texts", "rows") for one in plan.run.journal[step].values()) / tried
     rows = sum(shard.positions for shard in plan.run.manifest.shards)
     size = sum(file.size for name, file in plan.run.manifest.files.items() if not name.startswith("prompts")) / rows
-    if documents is None:
-        return Needs(None, None, None, None)
-    positions = round(documents * each)
-    return Needs(documents, positions, seconds * positions, round(size * positions))
+    return documents, positions, seconds * positions, round(size * positions)
 
 
-def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Finding]:
+def _need_checks(plan: Plan, needs: Needs | None, out: str | None) -> Iterator[Finding]:
     """Yield the checks of what the run takes."""
     costs, timed = plan.options.costs, plan.run.latency() is not None
     if costs.source == "vllm":
@@ -267,19 +247,19 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
         yield Finding.of("costs", "run", f"{words}, and the starts of its engines")
     if timed and isinstance(costs, MeasuredCosts):
         yield Finding.of("costs", "run", f"steps can be timed; in a run this takes up to {costs.budget:g} s (costs.budget)")
-    if estimate.seconds is None or estimate.disk is None:
+    if needs is None:
         unknown = "the number of documents is not known before all are read"
         yield Finding.of("time", "run", unknown, "give the source a limit, or use --limit")
     else:
-        documents = f"{many(estimate.documents or 0, 'document')} (at most {many(estimate.positions or 0, 'position')})"
-        yield Finding.of(
-            "time", "run", f"at most about {duration(estimate.seconds)} for {documents}, with the trial's small batches"
-        )
-        free = (
-            shutil.disk_usage(_folder(out)).free if out is not None and isinstance(storage_of(out), LocalStorage) else None
-        )
-        cause = f"at most about {data_size(estimate.disk)}" + ("" if free is None else f"; {data_size(free)} are free")
-        full = free is not None and free < estimate.disk
+        documents, positions, seconds, size = needs
+        text = f"{many(documents, 'document')} (at most {many(positions, 'position')})"
+        yield Finding.of("time", "run", f"at most about {duration(seconds)} for {text}, with the trial's small batches")
+        free = None
+        if out is not None and isinstance(storage_of(out), LocalStorage):
+            there = next(place for place in (Path(out), *Path(out).absolute().parents) if place.exists())
+            free = shutil.disk_usage(there).free
+        cause = f"at most about {data_size(size)}" + ("" if free is None else f"; {data_size(free)} are free")
+        full = free is not None and free < size
         remedy = "free some disk space, or choose another --out" if full else None
         yield Finding("disk", "run", "problem" if full else "ok", cause, remedy)
     if plan.target.device.type == "cuda":
@@ -289,8 +269,3 @@ def _need_checks(plan: Plan, estimate: Needs, out: str | None) -> Iterator[Findi
         unit = 1 if sys.platform == "darwin" else 1024
         took = data_size(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     yield Finding.of("memory", "run", f"the trial used {took}; the run halves batches that do not fit")
-
-
-def _folder(out: str) -> Path:
-    """Return the folder that is there already of a path."""
-    return next(place for place in (Path(out), *Path(out).absolute().parents) if place.exists())

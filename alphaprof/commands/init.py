@@ -35,19 +35,14 @@ def init(
     """
     if twice := [file for place, file in enumerate(data) if file in data[:place]]:
         raise OptionInvalid(f"--data names {twice[0]} twice", "name each file once")
-    found = {domain: _source(file, domain, prompt, messages) for domain, file in _domains(data).items()}
-    write_profile(target, drafts, {domain: source for domain, (source, _) in found.items()}, out)
-    return [prompt for _, prompt in found.values()]
-
-
-def _domains(data: Sequence[Path]) -> dict[str, Path]:
-    """Return the data files by domain: each file's name without its suffix, numbered if another file has that name too."""
-    domains: dict[str, Path] = {}
+    found: dict[str, tuple[dict[str, Any], str]] = {}  # by domain: a file's name, numbered if another one has it too
     for file in data:
         stem = file.name.partition(".")[0] or file.name
-        numbered = (f"{stem}{number}" for number in itertools.count(2))
-        domains[next(name for name in itertools.chain([stem], numbered) if name not in domains)] = file
-    return domains
+        names = itertools.chain([stem], (f"{stem}{number}" for number in itertools.count(2)))
+        domain = next(name for name in names if name not in found)
+        found[domain] = _source(file, domain, prompt, messages)
+    write_profile(target, drafts, {domain: source for domain, (source, _) in found.items()}, out)
+    return [prompt for _, prompt in found.values()]
 
 
 def _source(data: Path, domain: str, prompt: str, messages: str) -> tuple[dict[str, Any], str]:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from alphaprof.config.hardware import ACCELERATORS, ENGINES
 from alphaprof.costs.roofline import HEAD, ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table, table_by_columns
+from alphaprof.render.blocks import Block, Small, table_by_columns
 from alphaprof.stats import formulas
+from alphaprof.stats.estimate import Interval
 from alphaprof.stats.formulas import RoundCost
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ComputedCost:
     target: str  # file of its config
     draft: str  # file of its config
     accelerator: str  # the device
-    engine: str  # whose overheads count
+    preset: str  # of the serving engine whose overheads count
     tp: int  # devices in tensor parallelism
     batch: int  # sequences decoded at a time
     context: int  # tokens in the cache of each
@@ -74,7 +75,7 @@ class ComputedCost:
 class GammaPrediction:
     """One gamma. `break_even_length`: tokens per round at which the speedup is 1, the cost of a round in decode steps;
     `break_even_alpha`: the alpha that gives them (None: no alpha does). `low`, `high`: 90% interval of the speedup by the
-    error of computed step times (None: costs were given). `request_speedup`: with the share of time outside decoding.
+    error of computed step times (None: costs were given).
     """
 
     gamma: int
@@ -86,7 +87,6 @@ class GammaPrediction:
     speedup: float  # of decoding
     low: float | None
     high: float | None
-    request_speedup: float | None  # None: no share was given
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,6 @@ class Prediction:
     coverage: float  # share of positions with a proposal
     engine_rate: EngineRate | None
     rates: tuple[float, ...]  # share of rounds that accepted at least 1, 2, ... drafts; empty: not given
-    request_share: float  # of a request's time without a draft that is not decoding
     cost: RoundCost | None  # what a round is taken to cost; None: it was computed
     computed: ComputedCost | None  # from shapes; None: the cost was given
     gammas: tuple[GammaPrediction, ...]  # one a gamma
@@ -109,7 +108,15 @@ class Prediction:
     def blocks(self) -> Iterator[Block]:
         """Yield the best gamma and its speedup, what was assumed, a row for each gamma, and which number is which."""
         yield from (*_outcome_lines(self), "", *_assumed_lines(self), "")
-        yield _gamma_table(self)
+        columns: dict[str, Callable[[GammaPrediction], str]] = {
+            "tokens/round": lambda item: fmt.number(item.tokens_per_round),
+            "accepted/drafted": lambda item: fmt.share(item.accepted_per_drafted),
+            "break-even": lambda item: fmt.number(item.break_even_length),
+            "break-even alpha": lambda item: "none" if item.break_even_alpha is None else fmt.share(item.break_even_alpha),
+            "speedup" if self.computed is None else "speedup [90%]": _speedup_cell,
+        }
+        rows = [(str(item.gamma), {name: cell(item) for name, cell in columns.items()}) for item in self.gammas]
+        yield table_by_columns("by gamma", rows, named="gamma", marked=[str(self.best_gamma)])
         yield Small("alpha: share of positions with a proposal where it is kept; does not depend on gamma.")
         if self.coverage < 1:
             yield Small("coverage: share of positions with a proposal; without one a round is a decode step of one token.")
@@ -122,7 +129,6 @@ def build_prediction(
     acceptance: Acceptance,
     cost: RoundCost | ComputedCost,
     gammas: Iterable[int] | None = None,
-    request_share: float = 0.0,
     coverage: float = 1.0,
 ) -> Prediction:
     """Return predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. `gammas`: by default
@@ -135,7 +141,6 @@ def build_prediction(
         for option, value in (("--cost", cost.draft), ("--overhead", cost.overhead)):
             _require_between(option, value, 0, math.inf)
         _require_between("--verify", cost.verify, LEAST_COST, math.inf)
-    _require_between("--request-share", request_share, 0, 1)
     _require_between("--coverage", coverage, 0, 1)
     if coverage != 1 and isinstance(acceptance, EngineRate | tuple):
         problem = "--coverage is given without --alpha, and an engine's length and rates may or may not count all rounds"
@@ -147,16 +152,34 @@ def build_prediction(
             hint = "give acceptance at that gamma: heads accept less at each further depth"
             raise OptionInvalid(f"--gamma {gamma} is beyond {known}", hint)
     rates = acceptance if isinstance(acceptance, tuple) else ()
-    alpha = None if isinstance(acceptance, tuple) else _alpha_of(acceptance)
-    emitted = {
-        gamma: 1 + sum(rates[:gamma]) if alpha is None else float(formulas.tokens_per_round(alpha, gamma))
-        for gamma in gammas
-    }
-    predictions = tuple(_of_gamma(emitted[gamma], gamma, cost, request_share, coverage) for gamma in gammas)
-    best = max(predictions, key=lambda item: item.speedup)
     rate = acceptance if isinstance(acceptance, EngineRate) else None
+    alpha = acceptance if isinstance(acceptance, int | float) else None
+    if rate is not None:
+        _require_between("accepted / drafted tokens", rate.accepted_per_drafted, 0, 1)
+        alpha = formulas.alpha_of_rate(rate.accepted_per_drafted, rate.gamma)
+    elif alpha is not None:
+        _require_between("--alpha", alpha, 0, 1)
+    predictions = []
+    for gamma in gammas:
+        # Of a round with a proposal, then over all rounds.
+        proposed = 1 + sum(rates[:gamma]) if alpha is None else float(formulas.tokens_per_round(alpha, gamma))
+        tokens, length = (float(formulas.over_all_rounds(each, coverage)) for each in (proposed, cost.of_round(gamma)))
+        factor = cost.factor if isinstance(cost, ComputedCost) else None
+        prediction = GammaPrediction(
+            gamma=gamma,
+            tokens_per_round=tokens,
+            accepted_per_drafted=float(formulas.accepted_per_drafted(proposed, gamma)),
+            verify_cost=cost.verification(gamma),
+            break_even_length=length,
+            break_even_alpha=formulas.break_even_alpha(gamma, cost),  # at any coverage: it adds plain decode steps
+            speedup=tokens / length,
+            low=tokens / length / factor if factor else None,
+            high=tokens / length * factor if factor else None,
+        )
+        predictions.append(prediction)
+    best = max(predictions, key=lambda item: item.speedup)
     given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
-    return Prediction(alpha, coverage, rate, rates, request_share, given, computed, predictions, best.gamma)
+    return Prediction(alpha, coverage, rate, rates, given, computed, tuple(predictions), best.gamma)
 
 
 def acceptance_of(
@@ -167,18 +190,27 @@ def acceptance_of(
     at_gamma: int | None = None,
 ) -> Acceptance:
     """Return what the user says about acceptance, in one of four ways. Raises `OptionInvalid` for none of them or
-    several.
+    several, and for rates that are no shares or rise with depth.
     """
     given = [value for value in (alpha, rate, length, rates) if value is not None]
-    if len(given) == 1:
-        if rates is not None:
-            return _depth_rates(rates)
-        if alpha is not None:
-            return alpha
-        if at_gamma is not None:
-            return EngineRate(rate if length is None else (length - 1) / at_gamma, at_gamma)  # type: ignore[arg-type]
-    problem = "exactly one acceptance is needed: alpha, rates by depth, or an engine's rate or length with gamma"
-    raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
+    if len(given) != 1 or (alpha is None and rates is None and at_gamma is None):
+        problem = "exactly one acceptance is needed: alpha, rates by depth, or an engine's rate or length with gamma"
+        raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
+    if alpha is not None:
+        return alpha
+    if rates is None:
+        return EngineRate(rate if length is None else (length - 1) / at_gamma, at_gamma)  # type: ignore[arg-type,operator]
+    try:
+        by_depth = tuple(map(float, rates.split(",")))
+    except ValueError:
+        hint = "give shares separated by commas: --rates 0.8,0.6,0.5"
+        raise OptionInvalid(f"--rates is {shown(rates)}", hint) from None
+    for share in by_depth:
+        _require_between("--rates", share, 0, 1)
+    if any(later > earlier for earlier, later in itertools.pairwise(by_depth)):
+        hint = "give the share of rounds that accepted at least 1, 2, ... drafts: it cannot rise"
+        raise OptionInvalid("--rates rise with depth", hint)
+    return by_depth
 
 
 def gammas_of(acceptance: Acceptance, gamma: int | None = None) -> tuple[int, ...]:
@@ -199,37 +231,32 @@ def longest_of(acceptance: Acceptance) -> int | None:
     return len(acceptance) if isinstance(acceptance, tuple) else None
 
 
-def cost_asked(
-    given: RoundCost | None,
+def predict(
+    acceptance: Acceptance,
+    gamma: int | None,
+    cost: RoundCost | None,
     configs: tuple[Path | None, Path | None],
-    asked: RooflineCosts,
+    hardware: Mapping[str, Any],
     place: tuple[int, int],
-    gammas: Sequence[int],
-) -> RoundCost | ComputedCost:
-    """Return the given cost of a round, or that computed from the configs of target and draft at a batch and context. Raises
-    `OptionInvalid` for both or neither.
+    coverage: float,
+) -> Prediction:
+    """Return the prediction that the options of `alphaprof predict` ask for: by the given cost of a round, or by that
+    computed from the configs of target and draft on some `hardware` (fields of `RooflineCosts`) at a batch and context.
+    Raises `OptionInvalid` for both or neither, and what `build_prediction` and `computed_cost` raise.
     """
+    from alphaprof.config.options import RooflineCosts  # pydantic, which formulas do without
+
     target, draft = configs
-    if given is not None and target is draft is None:
-        return given
-    if given is None and target is not None and draft is not None:
-        return computed_cost(target, draft, asked, *place, max(*gammas, 1))
-    problem = "a round's cost must be either given or computed"
-    raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
-
-
-def _depth_rates(text: str) -> tuple[float, ...]:
-    try:
-        rates = tuple(map(float, text.split(",")))
-    except ValueError:
-        raise OptionInvalid(f"--rates is {shown(text)}", "give shares separated by commas: --rates 0.8,0.6,0.5") from None
-    for rate in rates:
-        _require_between("--rates", rate, 0, 1)
-    if any(later > earlier for earlier, later in itertools.pairwise(rates)):
-        raise OptionInvalid(
-            "--rates rise with depth", "give the share of rounds that accepted at least 1, 2, ... drafts: it cannot rise"
-        )
-    return rates
+    gammas = gammas_of(acceptance, gamma)
+    found: RoundCost | ComputedCost | None = cost
+    if cost is None and target is not None and draft is not None:
+        asked = RooflineCosts.model_construct(source="roofline", **hardware)
+        found = computed_cost(target, draft, asked, *place, max(*gammas, 1))
+    elif cost is None or not target is draft is None:
+        problem = "a round's cost must be either given or computed"
+        raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
+    assert found is not None  # noqa: S101
+    return build_prediction(acceptance, found, gammas, coverage)
 
 
 def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, context: int, gamma: int) -> ComputedCost:
@@ -263,7 +290,7 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
         target=str(target),
         draft=str(draft),
         accelerator=asked.accelerator,
-        engine=asked.preset,
+        preset=asked.preset,
         tp=asked.tp,
         batch=batch,
         context=context,
@@ -315,35 +342,6 @@ def _shape_of_config(
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
 
 
-def _of_gamma(
-    proposed: float, gamma: int, cost: RoundCost | ComputedCost, request_share: float, coverage: float
-) -> GammaPrediction:
-    """Return what follows from the tokens of a round with a proposal."""
-    tokens, length = (float(formulas.over_all_rounds(each, coverage)) for each in (proposed, cost.of_round(gamma)))
-    factor = cost.factor if isinstance(cost, ComputedCost) else None
-    whole = tokens / ((1 - request_share) * length + request_share * tokens) if request_share else None
-    return GammaPrediction(
-        gamma=gamma,
-        tokens_per_round=tokens,
-        accepted_per_drafted=float(formulas.accepted_per_drafted(proposed, gamma)),
-        verify_cost=cost.verification(gamma),
-        break_even_length=length,
-        break_even_alpha=formulas.break_even_alpha(gamma, cost),  # at any coverage: it adds plain decode steps
-        speedup=tokens / length,
-        low=tokens / length / factor if factor else None,
-        high=tokens / length * factor if factor else None,
-        request_speedup=whole,
-    )
-
-
-def _alpha_of(acceptance: float | EngineRate) -> float:
-    if isinstance(acceptance, EngineRate):
-        _require_between("accepted / drafted tokens", acceptance.accepted_per_drafted, 0, 1)
-        return formulas.alpha_of_rate(acceptance.accepted_per_drafted, acceptance.gamma)
-    _require_between("--alpha", acceptance, 0, 1)
-    return acceptance
-
-
 def _require_between(option: str, value: float, low: float, high: float) -> None:
     if not (low <= value <= high and math.isfinite(value)):
         limits = f"between {low:g} and {high:g}" if math.isfinite(high) else f"{low:g} or above, and finite"
@@ -373,10 +371,11 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
         yield "No text was measured: the interval covers computed step times only. next: run alphaprof profile"
 
 
-def _speedup_cell(item: GammaPrediction) -> str:
+def _speedup_cell(item: GammaPrediction) -> fmt.Number:
     """Return a speedup with its interval, if it has one."""
-    interval = f" [{fmt.number(item.low)}, {fmt.number(item.high)}]" if item.low is not None else ""
-    return f"{fmt.number(item.speedup, unit='x')}{interval}"
+    if item.low is None or item.high is None:
+        return fmt.number(item.speedup, unit="x")
+    return fmt.interval(Interval(item.speedup, item.low, item.high), "x")
 
 
 def _assumed_lines(prediction: Prediction) -> Iterator[str]:
@@ -405,19 +404,3 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
             f"{fmt.number(computed.verify_ms[-1])} ms, a draft step {fmt.number(computed.draft_ms)} ms{first}, the engine "
             f"{fmt.number(computed.round_ms)} ms a round"
         )
-    if prediction.request_share:
-        yield f"{fmt.percent(prediction.request_share)} of a request's time is not decoding (prefill, client)"
-
-
-def _gamma_table(prediction: Prediction) -> Table:
-    columns: dict[str, Callable[[GammaPrediction], str]] = {
-        "tokens/round": lambda item: fmt.number(item.tokens_per_round),
-        "accepted/drafted": lambda item: fmt.share(item.accepted_per_drafted),
-        "break-even": lambda item: fmt.number(item.break_even_length),
-        "break-even alpha": lambda item: "none" if item.break_even_alpha is None else fmt.share(item.break_even_alpha),
-        "speedup" if prediction.computed is None else "speedup [90%]": _speedup_cell,
-    }
-    if prediction.request_share:
-        columns["whole requests"] = lambda item: fmt.number(item.request_speedup, unit="x")
-    rows = [(str(item.gamma), {name: cell(item) for name, cell in columns.items()}) for item in prediction.gammas]
-    return table_by_columns("by gamma", rows, named="gamma", marked=[str(prediction.best_gamma)])

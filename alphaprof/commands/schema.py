@@ -7,7 +7,6 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from pydantic import TypeAdapter, create_model
@@ -81,13 +80,10 @@ def schema_text(name: str | None) -> str:
     """
     if name is not None:
         return json.dumps(json_schema(name), indent=1) + "\n"
-    return "\n".join(_column_lines()) + "\n"
-
-
-def _column_lines() -> Iterator[str]:
-    beside = "additional columns of a draft head, per depth and per rule that samples drafts (here: depth 2):"
+    lines, beside = [], "additional columns of a draft head, per depth and per rule that samples drafts (here: depth 2):"
     for heading, columns in (("", LogRules(("RULE",), ("RULE",)).columns), (beside, HEAD_COLUMNS)):
-        yield from ("", heading) if heading else ()
+        lines += ["", heading] if heading else []
         for column in columns:
             unit = f" [{column.unit}]" if column.unit else ""
-            yield f"{column.name:26} {column.type_name}{unit}\n    {column.doc}"
+            lines.append(f"{column.name:26} {column.type_name}{unit}\n    {column.doc}")
+    return "\n".join(lines) + "\n"

@@ -87,9 +87,8 @@ def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
         "speedup": tokens / 1.16,
         "low": None,
         "high": None,
-        "request_speedup": None,
     }
-    assert (found["computed"], found["rates"], found["request_share"]) == (None, [], 0.0)
+    assert (found["computed"], found["rates"]) == (None, [])
 
 
 def test_a_draft_that_proposes_at_some_positions_only_is_given_its_coverage(console_script: Runner) -> None:
@@ -147,7 +146,6 @@ REFUSED: tuple[tuple[list[str], str], ...] = (
     (["--acceptance-length", "2.9", "--at-gamma", "3", "--gamma", "5"], "--gamma 5 is beyond --at-gamma 3"),
     (["--acceptance-length", "2.9", "--at-gamma", "65"], "--at-gamma is 65; it must be between 1 and 64"),
     (["--acceptance-length", "1", "--at-gamma", "-1"], "--at-gamma is -1; it must be between 1 and 64"),
-    (["--alpha", "0.5", "--request-share", "2"], "--request-share is 2; it must be between 0 and 1"),
     (
         ["--alpha", "0.5", "--target-config", "x", "--draft-config", "y"],
         "a round's cost must be either given or computed",
@@ -193,13 +191,10 @@ def test_a_model_card_and_two_configs_give_a_speedup_with_its_interval(console_s
     assert elsewhere["gammas"][0]["high"] / elsewhere["gammas"][0]["speedup"] == pytest.approx(1.25**2)
 
 
-def test_rates_by_depth_and_time_outside_decoding(console_script: Runner) -> None:
-    rates = ("--rates", "0.8,0.6,0.5", "--request-share", "0.2")
+def test_rates_by_depth(console_script: Runner) -> None:
+    rates = ("--rates", "0.8,0.6,0.5")
     found = json.loads(printed(console_script, *CARD, *rates, "--format", "json"))
     assert [item["tokens_per_round"] for item in found["gammas"]] == pytest.approx([1.8, 2.4, 2.9])
-    for item in found["gammas"]:
-        tokens, cost = item["tokens_per_round"], item["break_even_length"]
-        assert item["request_speedup"] == pytest.approx(tokens / (0.8 * cost + 0.2 * tokens))
     assert len(rows(printed(console_script, *CARD, *rates))) == 3
 
 

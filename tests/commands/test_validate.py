@@ -18,14 +18,11 @@ from alphaprof.commands.validate.validation import (
     ClockError,
     Decodings,
     DecodingTimes,
-    RelativeError,
     TimedPair,
     Validation,
     build_validation,
     clock_error,
-    expected_seconds,
     require_within,
-    say_how_long,
 )
 from alphaprof.errors import (
     CheckUndecided,
@@ -34,11 +31,10 @@ from alphaprof.errors import (
     OutsideTolerance,
     StepsNotTimed,
 )
-from alphaprof.render import format as fmt
 from alphaprof.render.answer import answer_text
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import depth_names
-from alphaprof.stats.estimate import quantile
+from alphaprof.stats.estimate import Interval, quantile
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.cli.test_cli_errors import profile
@@ -106,12 +102,12 @@ def test_the_interval_of_an_error_over_repeats_and_step_times_by_hand() -> None:
 @pytest.mark.parametrize("shape", [(1, 4), (3, 1)])
 def test_one_repeat_or_one_document_says_nothing(shape: tuple[int, int]) -> None:
     found = pair(np.ones(shape), np.full(shape, 9.0)).error(1.0, np.ones(shape[1]), (0.0, math.inf))
-    assert found == RelativeError(pytest.approx(8.0), -1.0, math.inf)
+    assert found == Interval(pytest.approx(8.0), -1.0, math.inf)
     assert clock_error([found], 0.1) == ClockError(pytest.approx(8.0), 0.0, math.inf, pytest.approx(8.0), "too_noisy")
 
 
 def test_the_median_error_lies_between_the_medians_of_the_ends() -> None:
-    errors = [RelativeError(0.3, 0.2, 0.4), RelativeError(-0.05, -0.15, 0.05), RelativeError(-0.2, -0.3, -0.1)]
+    errors = [Interval(0.3, 0.2, 0.4), Interval(-0.05, -0.15, 0.05), Interval(-0.2, -0.3, -0.1)]
     for tolerance, outcome in ((0.0999, "outside"), (0.1, "too_noisy"), (0.2999, "too_noisy"), (0.3, "within")):
         found = clock_error(errors, tolerance)
         assert (found.median, found.low, found.high, found.worst) == pytest.approx((0.2, 0.1, 0.3, 0.3))
@@ -266,24 +262,6 @@ def test_the_error_is_predicted_over_measured(tmp_path: Path, factor: float) -> 
     with pytest.raises(OutsideTolerance, match=r"2[05]\.0% \[.*\] by the wall clock, 2[05]\.0% .*; tolerance 10%"):
         require_within(found, undecided_fails=False)
     require_within(compared(tmp_path / "wider", factor, tolerance=0.5), undecided_fails=True)
-
-
-def test_the_estimate_of_decoding_is_the_time_of_steps_and_replayed_rounds(tmp_path: Path) -> None:
-    """The seconds of decodings that take as long as predicted; half of them for half of the documents, and so on."""
-    run_ = synthetic(tmp_path)
-    exactly = timed(run_, 1.0)
-    plain, drafted = exactly.plain.wall_s[0], exactly.drafted[0].wall_s[0]
-    found = expected_seconds(run_, exactly.documents, [GAMMA], 3)
-    assert found == pytest.approx(3 * (plain + drafted).sum())
-    assert expected_seconds(run_, exactly.documents[:2], [GAMMA], 1) == pytest.approx((plain + drafted)[:2].sum())
-    assert expected_seconds(run_, exactly.documents, [GAMMA], 1, rules=2) == pytest.approx((plain + 2 * drafted).sum())
-    said: list[str] = []
-    say_how_long(run_, exactly.documents, [GAMMA], 3, said.append)
-    assert said[0].startswith(f"decoding takes about {fmt.duration(found)} ({len(plain)} documents, 3 repeats, gamma 2)")
-    (times,) = run_.path.glob("latency.*")
-    times.unlink()
-    say_how_long(run_, exactly.documents, [GAMMA], 3, said.append)
-    assert len(said) == 1
 
 
 def test_step_times_with_an_error_widen_the_interval(tmp_path: Path) -> None:

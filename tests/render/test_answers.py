@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.doctor import Doctor
-from alphaprof.commands.dry_run import DryRun, Finding, Needs
+from alphaprof.commands.dry_run import DryRun, Finding
 from alphaprof.commands.importing.counters import CountedRounds, Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.profiling.engine.server import ServerTraffic
@@ -37,7 +37,7 @@ ANSWERS: dict[str, Callable[[Path], Answer]] = {
         ServerTraffic(20.0, 40, 21.0, 60.0, 900, 2.81, 8.6, (8.3, 8.9), 1.02, 21.0, 0.5),
         CountedRounds(2, 10, 20, 9, 0.45, 1.9, (0.6, 0.3), (0.6, None)),
     ),
-    "dry run": lambda _: DryRun.of(CHECKS, Needs(None, None, None, None)),
+    "dry run": lambda _: DryRun.of(CHECKS),
     "doctor": lambda _: Doctor("0", "3.11", "Linux", {"torch": "2"}, ("cpu",), None, {"html": None}),
 }
 

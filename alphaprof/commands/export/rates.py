@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -68,7 +67,12 @@ def export_rates(
         expected=not scope.exact,
         gammas=tuple(rates_at(scope, each) for each in scope.gammas),
     )
-    return Artefact(render_json(rates) + "\n", (scope.about,), tuple(_warnings(scope)))
+    warnings = [*scope.incomplete]
+    if not scope.exact:
+        warnings.append("rounds are exact expectations for the texts, not counts of real rounds")
+    if p_min := float(scope.question.p_min):
+        warnings.append(f"drafts stopped at p_min {p_min:g}: most simulators draft gamma tokens in every round")
+    return Artefact(render_json(rates) + "\n", (scope.about,), tuple(warnings))
 
 
 def rates_at(scope: ExportScope, gamma: int) -> GammaRates:
@@ -80,26 +84,12 @@ def rates_at(scope: ExportScope, gamma: int) -> GammaRates:
     if (emitted := speedup_interval(free, scope.question.confidence)) is not None:
         # The last round of a text may emit less than it accepted: the length is above tokens per round, and as precise.
         ends = [min(max(1.0, length * end / emitted.value), gamma + 1.0) for end in vars(emitted).values()]
+    lists = ("marginal", "conditional", "marginal_tested", "conditional_tested")
     return GammaRates(
         gamma=gamma,
         acceptance_length=Interval(*(round(end, DIGITS) for end in ends)),
         acceptance_length_drafting=round(1 + sum(depths.accepted) / depths.ready, DIGITS),
-        marginal=_rounded(depths.marginal),
-        conditional=_rounded(depths.conditional),
-        marginal_tested=_rounded(depths.marginal_tested),
-        conditional_tested=_rounded(depths.conditional_tested),
         drafted=round(depths.drafted / depths.rounds, DIGITS),
         drafting=round(depths.ready / depths.rounds, DIGITS),
+        **{name: tuple(round(value, DIGITS) for value in getattr(depths, name)) for name in lists},
     )
-
-
-def _rounded(values: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(round(value, DIGITS) for value in values)
-
-
-def _warnings(scope: ExportScope) -> Iterator[str]:
-    yield from scope.incomplete
-    if not scope.exact:
-        yield "rounds are exact expectations for the texts, not counts of real rounds"
-    if scope.question.p_min:
-        yield f"drafts stopped at p_min {float(scope.question.p_min):g}: most simulators draft gamma tokens in every round"

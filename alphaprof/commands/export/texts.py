@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from alphaprof.commands.export.formats import TEXTS
@@ -13,7 +12,7 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, many
 from alphaprof.run.place import require_new
 from alphaprof.run.reader import Run
-from alphaprof.run.split import RANDOM, STOP, TEST, TRAIN, RunText, Split, SplitBy, learnable, split, texts_of
+from alphaprof.run.split import RANDOM, STOP, TEST, TRAIN, SplitBy, learnable, split, texts_of
 from alphaprof.run.storage import LocalStorage
 
 # A trainer that is given the folder reads every .json and .jsonl file below it (speculators): the other parts are neither.
@@ -44,8 +43,24 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     storage.make()
     rows = {part: parts.of(texts, part) for part in FILES}
     for part, name in FILES.items():
-        storage.put(name, "".join(map(_trainer_line, rows[part])).encode())
-    written = "".join(f"{out / FILES[part]}: {_amount(rows[part], parts, part)}\n" for part in (TRAIN, STOP, TEST))
+        lines = []
+        for text in rows[part]:  # as both trainers read it; `document` is its key in the run's tables
+            ids, mask = text.tokens.tolist(), [0] * len(text.prompt) + [1] * len(text.ids)
+            line = {"document": text.document, "input_ids": ids, "loss_mask": mask}
+            lines.append(json.dumps(line, separators=(",", ":")) + "\n")
+        storage.put(name, "".join(lines).encode())
+    written = ""
+    for part in (TRAIN, STOP, TEST):
+        documents, units = many(len(rows[part]), "document"), many(len(parts.units[part]), "unit")
+        tokens = sum(len(text.ids) for text in rows[part])
+        written += f"{out / FILES[part]}: {documents}, {units}, {count(tokens)} tokens to learn\n"
+    doubts = []
+    if left := len(every) - len(texts):
+        doubts.append(f"{many(left, 'document')} of {count(len(every))} left out: too short, or not the target's own text")
+    elif not any(text.on_policy for text in texts):
+        doubts.append("all texts were given, and their writer is unknown: trainers expect the target's own answers")
+    if run.manifest.status != "complete":
+        doubts.append(f"{run.path} is not complete: {many(run.manifest.documents, 'document')} so far")
     model, path = shlex.quote(run.manifest.target.reference), shlex.quote(str(out / FILES[TRAIN]))
     longest = max(len(text.tokens) for text in texts)
     notes = (
@@ -55,27 +70,4 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
         "compare them",
         *(f"next: {command.format(model=model, train=path, longest=longest)}" for command in TRAINERS),
     )
-    return Artefact(written, notes, tuple(_doubts(run, every, texts)))
-
-
-def _trainer_line(text: RunText) -> str:
-    """Return a document as both trainers read it: ids and a loss mask. `document` is its key in the run's tables."""
-    ids, mask = text.tokens.tolist(), [0] * len(text.prompt) + [1] * len(text.ids)
-    return json.dumps({"document": text.document, "input_ids": ids, "loss_mask": mask}, separators=(",", ":")) + "\n"
-
-
-def _amount(texts: Sequence[RunText], parts: Split, part: str) -> str:
-    tokens = sum(len(text.ids) for text in texts)
-    return f"{many(len(texts), 'document')}, {many(len(parts.units[part]), 'unit')}, {count(tokens)} tokens to learn"
-
-
-def _doubts(run: Run, every: Sequence[RunText], texts: Sequence[RunText]) -> list[str]:
-    """Return warnings if the texts are not what a trainer expects, or not all of the run."""
-    doubts = []
-    if left := len(every) - len(texts):
-        doubts.append(f"{many(left, 'document')} of {count(len(every))} left out: too short, or not the target's own text")
-    elif not any(text.on_policy for text in texts):
-        doubts.append("all texts were given, and their writer is unknown: trainers expect the target's own answers")
-    if run.manifest.status != "complete":
-        doubts.append(f"{run.path} is not complete: {many(run.manifest.documents, 'document')} so far")
-    return doubts
+    return Artefact(written, notes, tuple(doubts))

@@ -6,18 +6,29 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
-from alphaprof.errors import DataEmpty, DataUnreadable
-from alphaprof.profiling.engine.server import SPECULATION, Page, ServerTraffic, rises_between, traffic_between
+from alphaprof.errors import DataEmpty, DataUnreadable, OptionInvalid
+from alphaprof.profiling.engine.server import (
+    SPECULATION,
+    Page,
+    ServerTraffic,
+    read_saved,
+    rises_between,
+    traffic_between,
+    watch,
+)
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table
+from alphaprof.render.blocks import Block, Small, table_of_rows
 from alphaprof.version import __version__
+
+if TYPE_CHECKING:
+    from alphaprof.profiling.shard import Progress  # loads torch
 
 DRAFTS, DRAFTED, ACCEPTED, POSITION = (
     f"{SPECULATION}{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 )
-SHARES = ("marginal", "conditional")  # columns of the table by depth
 
 
 @dataclass(frozen=True)
@@ -73,8 +84,8 @@ def _speculation_blocks(found: CountedRounds) -> Iterator[Block]:
     yield f"{share}: the acceptance rate of engines; it depends on gamma and is not alpha"
     yield ""
     shares = zip(map(fmt.share, found.marginal), map(fmt.share, found.conditional), strict=True)
-    rows = [(str(depth), dict(zip(SHARES, each, strict=True))) for depth, each in enumerate(shares, 1)]
-    yield Table("by depth", SHARES, rows, "depth")
+    rows = [(str(depth), *each) for depth, each in enumerate(shares, 1)]
+    yield table_of_rows("by depth", ("depth", "marginal", "conditional"), rows)
     full = found.drafted == found.gamma * found.drafts
     cause = "no round accepted draft d - 1" if full else "some rounds drafted fewer tokens"
     short = f" conditional: n/a if {cause}." if None in found.conditional else ""
@@ -99,6 +110,20 @@ def _traffic_lines(traffic: ServerTraffic, speculates: bool) -> Iterator[str]:
         load, places = max(1, round(traffic.sequences)), ("decision.concurrency", "costs.concurrency")
         asked = " ".join(f"--set {place}={load}" for place in places)
         yield f"next: profile this traffic with {asked} --set costs.context={max(8, round(context))}"
+
+
+def counters(pages: Sequence[str], seconds: float, progress: Progress) -> Counters:
+    """Return what two saved pages say, or those of a server's address that is polled for some seconds. Raises
+    `OptionInvalid` for other numbers of pages, and what `counters_of` raises.
+    """
+    is_address = pages[0].startswith(("http://", "https://"))
+    if len(pages) != (1 if is_address else 2):
+        hint = "give two saved pages, or one address: http://127.0.0.1:8000"
+        raise OptionInvalid(f"expected 2 pages or 1 address, got {len(pages)}", hint)
+    if not is_address:
+        return counters_of([read_saved(Path(page)) for page in pages])
+    progress.start(f"reading {pages[0]}", round(seconds), "s")
+    return counters_of(*watch(pages[0], seconds, progress.advance))
 
 
 def counters_of(pages: Sequence[Page], seconds: float | None = None) -> Counters:

@@ -69,21 +69,20 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
         with path.open("rb") as file:
             for number, text in enumerate(file, 1):
                 digest(text)
-                if text.strip():
-                    yield _parsed(Line(path, number, {}), text)
+                if not text.strip():
+                    continue
+                line = Line(path, number, {})
+                try:
+                    content = json.loads(text.decode("utf-8-sig"))
+                except (ValueError, RecursionError) as error:
+                    chunk = text.startswith((b"data:", b"event:"))
+                    hint = MERGE if chunk else "write one JSON object per line, in UTF-8"
+                    raise line.refuse(str(error), hint) from None
+                if not isinstance(content, dict | list):
+                    raise line.refuse(f"{shown(content)} is not a JSON object", "write one response per line")
+                yield line.inside(content if isinstance(content, dict) else {"response": content})
     except OSError as error:
         raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a JSON Lines file") from None
-
-
-def _parsed(line: Line, text: bytes) -> Line:
-    try:
-        content = json.loads(text.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        chunk = text.startswith((b"data:", b"event:"))
-        raise line.refuse(str(error), MERGE if chunk else "write one JSON object per line, in UTF-8") from None
-    if not isinstance(content, dict | list):
-        raise line.refuse(f"{shown(content)} is not a JSON object", "write one response per line")
-    return line.inside(content if isinstance(content, dict) else {"response": content})
 
 
 def group(fields: Fields, name: str) -> Fields:

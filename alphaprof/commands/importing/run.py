@@ -86,7 +86,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for
     what is asked, `RunExists` and `DiskFull`.
     """
-    _require_names(asked)
+    _require_fitting_options(asked)
     read = Read()
     with RunWriter.opened(out, hint="choose another --out") as run:
         for source, path in enumerate(asked.files):
@@ -127,8 +127,11 @@ def remarks_on(manifest: Manifest) -> Iterator[str]:
         yield f"prompts are identified by {manifest.imported.prompts_known_by}"
 
 
-def _require_names(asked: ImportRequest) -> None:
-    """Raise `OptionInvalid` for names and files that contradict each other."""
+def _require_fitting_options(asked: ImportRequest) -> None:
+    """Raise `OptionInvalid` for names and files that contradict each other, and for rounds whose length nothing tells."""
+    if asked.drafting != CHAIN and asked.gamma is None:
+        problem = f"with --drafting {asked.drafting}, the counts do not say how many drafts a round can accept"
+        raise OptionInvalid(problem, "add --gamma N: the server's --speculative-num-steps (if adaptive: the largest)")
     domains, files = len(asked.domains), len(set(asked.files))
     if files < len(asked.files) or domains not in (0, 1, files) or (domains and asked.domain_key):
         key = " and a --domain-key" if asked.domain_key else ""
@@ -245,7 +248,8 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
         target=target,
-        drafts={asked.draft: _served_draft(asked.draft)},
+        # No metrics tell how an engine drafted: it counts as a model, and nothing of q is known.
+        drafts={asked.draft: DraftFacts(**vars(_served_model(asked.draft)), has_distribution=False, has_steps=True)},
         tokenizer="unknown",
         environment={},
         shards=(Shard(0, len(requests), sum(each.completion_tokens for each in requests), read.digest.hexdigest()),),
@@ -321,11 +325,6 @@ def _served_model(name: str) -> ModelFacts:
         eos=(),
         noise=None,
     )
-
-
-def _served_draft(name: str) -> DraftFacts:
-    """Return the same of a draft. No metrics tell how an engine drafted: it counts as a model, and nothing of q is known."""
-    return DraftFacts(**vars(_served_model(name)), has_distribution=False, has_steps=True)
 
 
 def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iterator[dict[str, str]]:

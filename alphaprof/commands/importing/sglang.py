@@ -51,7 +51,9 @@ def answers_of(line: Line) -> list[Line]:
     """
     body, error = unwrapped(line.fields, lambda fields: bool({"meta_info", "choices", "sglext"} & fields.keys()))
     listed = body if isinstance(body, list) else _choices(body)
-    about = {"prompt": _prompt(line.fields), "custom_id": line.fields.get("custom_id")}
+    request = group(line.fields, "request")
+    prompt = prompt_of(line.fields) or request.get("text") or prompt_of(request)
+    about = {"prompt": prompt, "custom_id": line.fields.get("custom_id")}
     if len(listed) > 1 and isinstance(body, list) and isinstance(about["prompt"], list):
         about["prompt"] = None  # a list of prompts does not say which is whose
     failed = {"error": error} if error else {}
@@ -67,11 +69,6 @@ def _choices(body: dict[str, Any]) -> list[dict[str, Any]]:
         return [rest | choice for choice in whole]
     first = whole[0] if whole else {}
     return [{"prompt_token_ids": first.get("prompt_token_ids"), "finish_reason": first.get("finish_reason")} | body]
-
-
-def _prompt(fields: Fields) -> Any:
-    request = group(fields, "request")
-    return prompt_of(fields) or request.get("text") or prompt_of(request)
 
 
 def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineRequest:
@@ -109,14 +106,7 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
         "num_draft_tokens": counts.rounds * most,
     }
     request = counted_request(answer, about, metrics, most if gamma is None else gamma)
-    return _with_retractions(request, counts)
-
-
-def _with_retractions(request: EngineRequest, counts: Counts) -> EngineRequest:
-    """Return every round drafts: tokens that the rounds do not account for are those of the prefills after retractions.
-
-    Raises `LeftOut` if these do not account for them either.
-    """
+    # Every round drafts: tokens that the rounds do not account for are those of the prefills after retractions.
     if request.rounds.plain > counts.retractions:
         hint = "log meta_info with num_retractions; if it is there already, alphaprof cannot read these counts"
         raise LeftOut("more tokens than the rounds explain", hint)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of, say_how_long
+from alphaprof.commands.validate.validation import Decodings, DecodingTimes, by_depth, contexts_of
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty
@@ -89,7 +89,6 @@ def _decode_in_turn(
     known = {name: facts.lengths(gammas) for name, facts in plan.run.manifest.drafts.items()}
     ways = [None, *(DecodingSetup(draft, rule, gamma) for draft, rule, gamma in drafted if gamma in known[draft.name])]
     numbers = np.array([text.document.document for text in texts])
-    say_how_long(plan.run, numbers, gammas, repeats, progress.say, 1 + len(more))
     policies = [(GREEDY, SAMPLED) if way is None else way.rule.rule.policies for way in ways]
     rows = [[row for row, text in enumerate(texts) if text.policy in those] for those in policies]
     regrets = _warm_up(plan, ways, rows, texts, progress)

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from alphaprof.costs.cost_model import open_costs, timed_with
 from alphaprof.costs.rounds import StepTimes, free_draft, time_by_step, time_spent
-from alphaprof.costs.speedup import Speedup, speedup
-from alphaprof.costs.steps import TARGET
+from alphaprof.costs.speedup import speedup
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows, text_name
@@ -26,8 +25,7 @@ from alphaprof.stats.paired import mean_difference
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, TextGroup, mean_context
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import DocumentTotals, decoded_totals, pools
-from alphaprof.totals.replay import RoundCounts
+from alphaprof.totals.pool import DocumentTotals, pools
 
 Outcome = Literal["within", "outside", "too_noisy"]
 WORDS = {"within": "WITHIN", "outside": "OUTSIDE", "too_noisy": "TOO NOISY TO TELL"}
@@ -62,15 +60,6 @@ class RoundTime:
 
 
 @dataclass(frozen=True)
-class RelativeError:
-    """Predicted / measured - 1 of a speedup with its interval. `low` is -1 or above; `high` may be infinite."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Cell:
     """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
 
@@ -96,8 +85,8 @@ class Cell:
     timing_error: float | None
     wall_speedup: float | None  # measured by the wall clock
     cpu_speedup: float | None  # measured in CPU time of the process; None on a GPU, of which that says nothing
-    error: RelativeError | None
-    cpu_error: RelativeError | None
+    error: Interval | None
+    cpu_error: Interval | None
     same_text: int | None
     same_rounds: int | None
     decode_ms: PredictedMeasured
@@ -310,11 +299,11 @@ def _part_of_round(cell: Cell, part: Callable[[RoundTime], float]) -> str:
     return _both(PredictedMeasured(*(None if time is None else part(time) for time in times)))
 
 
-def _off_by(error: RelativeError | None) -> str:
+def _off_by(error: Interval | None) -> fmt.Number:
     if error is None:
         return fmt.NOTHING
     high = fmt.signed_percent(error.high) if math.isfinite(error.high) else "inf"
-    return f"{fmt.signed_percent(error.value)} [{fmt.signed_percent(error.low)}, {high}]"
+    return fmt.Number(fmt.signed_percent(error.value), f"[{fmt.signed_percent(error.low)}, {high}]", error)
 
 
 @dataclass(frozen=True)
@@ -403,7 +392,7 @@ class TimedPair:
         ratio = np.median(self.plain, axis=0).sum() / np.median(self.drafted, axis=0).sum()
         return float(ratio * self.drafted_tokens.sum() / self.plain_tokens.sum())
 
-    def error(self, predicted: float, cost_per_token: Array, timing: ErrorPart) -> RelativeError | None:
+    def error(self, predicted: float, cost_per_token: Array, timing: ErrorPart) -> Interval | None:
         """Return how far a predicted speedup is off, None if nothing was decoded.
 
         `cost_per_token` [documents]: the predicted time per token with the draft, in units of a plain one; `timing`: the
@@ -419,7 +408,7 @@ class TimedPair:
         moments = sum(part**2 / freedom for part, freedom in parts if part > 0 and freedom > 0)
         freedom = 0.0 if math.isinf(variance) else variance**2 / moments if moments > 0 else math.inf
         low, high = log_interval(predicted / measured, math.sqrt(variance), freedom, TAIL)
-        return RelativeError(predicted / measured - 1, low - 1, high - 1)
+        return Interval(predicted / measured - 1, low - 1, high - 1)
 
     def _by_documents(self, cost_per_token: Array) -> ErrorPart:
         """Return the part of documents: how much slower than predicted each was with the draft, less the same without."""
@@ -443,7 +432,7 @@ class TimedPair:
         return float(each.var(ddof=1)) * median / repeats, repeats - 1
 
 
-def clock_error(errors: Sequence[RelativeError], tolerance: float) -> ClockError | None:
+def clock_error(errors: Sequence[Interval], tolerance: float) -> ClockError | None:
     """Return what the rows say together, by one clock; None without rows.
 
     The interval of the median goes from the median of the rows' lower ends to that of their upper ends. Rows share step
@@ -465,44 +454,6 @@ def of_all_clocks(outcomes: Sequence[Outcome]) -> Outcome:
     if set(outcomes) == {"outside"}:
         return "outside"
     return "within" if "within" in outcomes and "outside" not in outcomes else "too_noisy"
-
-
-def expected_seconds(run: Run, documents: Array, gammas: Sequence[int], repeats: int, rules: int = 1) -> float | None:
-    """Return about how many seconds it takes to decode documents of a run [documents] (their numbers) plainly, and with
-    each draft at each of its gammas by `rules` rules, `repeats` times: by the run's step times and replayed rounds. A
-    lossy rule is taken for as fast as the exact one, and a prompt is read as it was timed. None without step times.
-    """
-    table = run.documents()
-    table = table.filter(pc.is_in(table["document"], value_set=pa.array(documents, table["document"].type)))
-    costs = open_costs(run, run.manifest.profile.costs, mean_context(table) or 0.0)
-    times = costs.times(1) if costs else {}
-    if costs is None or not times:
-        return None
-    ms, ways = 0.0, 1
-    for draft, each in times.items():
-        totals, _ = decoded_totals(run, draft, table, run.manifest.profile.decision.rule)
-        ms += float(totals["tokens"].sum()) * each.decode.ms if ways == 1 else 0.0
-        for gamma in run.manifest.drafts[draft].lengths(gammas):
-            ms += rules * float(time_spent(totals.counts(gamma), each).sum()) * each.decode.ms
-            ways += rules
-    prefill = costs.table.prefill_ms(TARGET, table["prompt_tokens"].to_numpy())
-    read = ways * float(prefill[0].sum()) if prefill else 0.0
-    return repeats * (ms + read) / 1e3
-
-
-def say_how_long(
-    run: Run,
-    documents: Array,
-    gammas: Sequence[int],
-    repeats: int,
-    say: Callable[[str], None],
-    rules: int = 1,
-) -> None:
-    """Say how long decoding takes, if that is known; see `expected_seconds`."""
-    seconds = expected_seconds(run, documents, gammas, repeats, rules)
-    if seconds is not None:
-        what = f"{fmt.many(len(documents), 'document')}, {fmt.many(repeats, 'repeat')}, gamma {', '.join(map(str, gammas))}"
-        say(f"decoding takes about {fmt.duration(seconds)} ({what}), if steps take as long as just timed")
 
 
 def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool, concurrency: int = 1) -> Validation:
@@ -573,15 +524,40 @@ def _compared_cell(
 ) -> Cell:
     counts = pool.counts(way.gamma) if pool is not None else None
     times = times if times is not None and times.covers(way.gamma) else None
-    times = times.mixed([counts]) if times is not None and counts is not None else times
-    free = speedup([counts], [1.0], free_draft(way.gamma)) if counts is not None else None
-    faster = speedup([counts], [1.0], times) if counts is not None and times is not None else None
+    free = faster = predicted_round = measured_round = same_rounds = excess = None
+    if counts is not None:
+        free = speedup([counts], [1.0], free_draft(way.gamma))
+    if counts is not None and times is not None:
+        times = times.mixed([counts])
+        faster = speedup([counts], [1.0], times)
+        *parts, other = time_by_step(counts, times).tolist()
+        unit, verified = times.decode.ms / float(counts.rounds.sum()), counts.drafted.shape[1] + 1
+        predicted_round = RoundTime(sum(parts[verified:]) * unit, sum(parts[:verified]) * unit, other * unit)
+
+    def off(pair: TimedPair | None) -> Interval | None:
+        if pair is None or faster is None or counts is None or times is None:
+            return None
+        timing = (faster.timing_error**2, faster.timing_freedom)
+        return pair.error(faster.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
+
+    rounds, steps = float(way.rounds.sum()), float(plain.tokens.sum())
+    emitted = float(way.tokens.sum()) / rounds if rounds else None
+    if rounds and not np.isnan(way.draft_s).any():
+        seconds = (way.draft_s, way.verify_s, way.wall_s - way.draft_s - way.verify_s)
+        measured_round = RoundTime(*(_typical(each) / rounds for each in seconds))
+    by_chance = counts.control.any() if counts is not None else group.policy != GREEDY
+    if pool is not None and not by_chance:  # as many rounds, which drafted and accepted as many tokens at every depth
+        same = way.rounds == pool[f"rounds_{way.gamma}"]
+        for name, found in (("drafted", way.drafted), ("accepted", way.accepted)):
+            same &= (found == pool[f"{name}_depths_{way.gamma}"]).all(1)
+        same_rounds = int(same.sum())
+    if way.regret is not None and plain.regret is not None:  # greedy text has none by definition
+        own = np.zeros(len(plain.regret)) if group.policy == GREEDY else plain.regret
+        texts = [by_cluster(group.cluster, regret, side.tokens + 1.0) for regret, side in ((own, plain), (way.regret, way))]
+        (one, length), (two, other_length) = texts
+        excess = mean_difference((one, length), (two, other_length), CONFIDENCE)
     wall = TimedPair(plain.wall_s, way.wall_s, plain.tokens, way.tokens)
     cpu = TimedPair(plain.cpu_s, way.cpu_s, plain.tokens, way.tokens) if on_cpu else None
-    by_chance = counts.control.any() if counts is not None else group.policy != GREEDY
-    rounds, steps = way.rounds.sum(), plain.tokens.sum()
-    emitted = float(way.tokens.sum() / rounds) if rounds else None
-    decode_ms = _typical(plain.wall_s) / float(steps) if steps else None
     return Cell(
         draft=str(way.draft),
         domain=group.domain,
@@ -596,58 +572,17 @@ def _compared_cell(
         timing_error=faster.timing_error if faster else None,
         wall_speedup=wall.speedup(),
         cpu_speedup=cpu.speedup() if cpu else None,
-        error=_error_of_prediction(wall, faster, counts, times),
-        cpu_error=_error_of_prediction(cpu, faster, counts, times),
+        error=off(wall),
+        cpu_error=off(cpu),
         same_text=None if by_chance else int(way.same_text.sum()),
-        same_rounds=None if by_chance or pool is None else _same_rounds(way, pool),
-        decode_ms=PredictedMeasured(times.decode.ms if times else None, decode_ms),
-        predicted_round_ms=_predicted_round(counts, times) if counts is not None and times else None,
-        measured_round_ms=_measured_round(way) if rounds else None,
-        excess_regret=_excess_regret(group, way, plain),
+        same_rounds=same_rounds,
+        decode_ms=PredictedMeasured(times.decode.ms if times else None, _typical(plain.wall_s) / steps if steps else None),
+        predicted_round_ms=predicted_round,
+        measured_round_ms=measured_round,
+        excess_regret=excess,
     )
-
-
-def _excess_regret(group: TextGroup, way: Decodings, plain: Decodings) -> Interval | None:
-    """Return mean regret per token of a lossy rule's text less that of the target's own; None if it was not taken."""
-    if way.regret is None or plain.regret is None:
-        return None
-    own = np.zeros(len(plain.regret)) if group.policy == GREEDY else plain.regret  # greedy text has none by definition
-    texts = [by_cluster(group.cluster, regret, side.tokens + 1.0) for regret, side in ((own, plain), (way.regret, way))]
-    (one, length), (two, other) = texts
-    return mean_difference((one, length), (two, other), CONFIDENCE)
-
-
-def _error_of_prediction(
-    pair: TimedPair | None, predicted: Speedup | None, counts: RoundCounts | None, times: StepTimes | None
-) -> RelativeError | None:
-    if pair is None or predicted is None or counts is None or times is None:
-        return None
-    timing = (predicted.timing_error**2, predicted.timing_freedom)
-    return pair.error(predicted.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
-
-
-def _same_rounds(way: Decodings, pool: DocumentTotals) -> int:
-    """Return documents whose rounds were as many as replayed, and drafted and accepted as many tokens at every depth."""
-    same = way.rounds == pool[f"rounds_{way.gamma}"]
-    for name, counts in (("drafted", way.drafted), ("accepted", way.accepted)):
-        same &= (counts == pool[f"{name}_depths_{way.gamma}"]).all(1)
-    return int(same.sum())
 
 
 def _typical(seconds: Array) -> float:
     """Ms that documents take [repeats, documents]: the median over repeats of each, summed."""
     return 1e3 * float(np.median(seconds, axis=0).sum())
-
-
-def _predicted_round(counts: RoundCounts, times: StepTimes) -> RoundTime:
-    verified = counts.drafted.shape[1] + 1
-    parts = time_by_step(counts, times).tolist()
-    unit = times.decode.ms / float(counts.rounds.sum())
-    return RoundTime(sum(parts[verified:-1]) * unit, sum(parts[:verified]) * unit, parts[-1] * unit)
-
-
-def _measured_round(way: Decodings) -> RoundTime | None:
-    if np.isnan(way.draft_s).any():
-        return None
-    parts = (way.draft_s, way.verify_s, way.wall_s - way.draft_s - way.verify_s)
-    return RoundTime(*(_typical(seconds) / float(way.rounds.sum()) for seconds in parts))
