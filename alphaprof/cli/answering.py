@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -129,10 +130,11 @@ def check(
 
     least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
     answer = checked(run, draft, rule, gamma, least, baseline, margin, target_change, overrides or ())
+    answer = dataclasses.replace(answer, undecided=undecided)
     show(answer, form, out)
     if answer.outcome == "undecided" and undecided == "pass":
         print(f"warning: {one_line(answer.reason)}\n  this passes; use --undecided fail for exit code 11", file=sys.stderr)
-    require_passed(answer, undecided_fails=undecided == "fail")
+    require_passed(answer)
 
 
 @command(group, "alphaprof compare runs/my:small runs/my:ngram", "alphaprof compare runs/new:small runs/old:small")

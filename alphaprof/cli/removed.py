@@ -23,7 +23,7 @@ REMOVED: dict[str, str] = {
     "runs": "see the progress that alphaprof profile prints; finish a run with alphaprof profile --resume",
     "predict --burstiness": "leave it out: a report replays the rounds of real text, in which acceptance comes in bursts",
     "predict --engine": "write --preset sglang-h200",
-    "predict --request-share": "compute it by the formula of whole requests in docs/costs.md",
+    "predict --request-share": "leave it out: report --show requests has whole requests, by the prefill that was timed",
     "predict --verify-slope": "give --verify of one --gamma, or --target-config and --draft-config to compute it",
     "trees": "use alphaprof report RUN --show trees",
     "report --show certificates": TARGET,

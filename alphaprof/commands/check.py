@@ -150,7 +150,9 @@ class Check:
     draft: str | None
     rule: str
     gamma: int | None
+    times: str | None = None  # whose step times speedups rest on; None: none was judged
     confidence: float
+    undecided: Literal["pass", "fail"] = "pass"  # what --undecided makes of that outcome
     items: tuple[Item, ...]  # one for each threshold and domain
     notes: tuple[Note, ...] = ()  # of the run, those that concern what was checked
     unjudged: tuple[Unjudged, ...] = ()  # domains of the baseline or the run that could not be compared
@@ -167,6 +169,8 @@ class Check:
             yield f"{paired} paired by prompt; unpaired: {new} of the run, {old} of the baseline"
         gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
         yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
+        if self.times is not None and self.times not in self.reason:
+            yield f"speedups {self.times}"
         if self.items:
             rows = (
                 (
@@ -185,7 +189,9 @@ class Check:
         yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: an upper bound is below its threshold.")
 
     def junit(self) -> str:
-        """Return JUnit XML: a test case a threshold; what is undecided, or could not be judged, is skipped."""
+        """Return JUnit XML: a test case a threshold. What could not be judged is skipped; so is what is undecided, unless it
+        fails the pipeline.
+        """
         suite = ET.Element("testsuite", name="alphaprof check")
 
         def case(classname: str, name: str, outcome: Outcome, text: str) -> None:
@@ -193,15 +199,18 @@ class Check:
             if outcome != "pass":
                 ET.SubElement(tested, "failure" if outcome == "fail" else "skipped", message=visible(text))
 
-        for item in self.items:
+        for number, item in enumerate(self.items):
+            decides = item.outcome == self.outcome == "undecided" and (self.baseline is None or number == 0)
             notes = [f"bounds {item.bounds}"] if item.low is not None else []
             notes += [item.note] if item.note else []
             text = f"{item.number(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
-            case(f"{self.draft}.{item.measure}", item.domain, item.outcome, text)
+            fails = decides and self.undecided == "fail"
+            case(f"{self.draft}.{item.measure}", item.domain, "fail" if fails else item.outcome, text)
         for left in self.unjudged:
             case(f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
         if not self.items:
-            case("alphaprof", "decision", self.outcome, self.reason)
+            fails = self.outcome == "undecided" and self.undecided == "fail"
+            case("alphaprof", "decision", "fail" if fails else self.outcome, self.reason)
         suite.set("tests", str(len(suite)))
         for count, outcome in (("failures", "failure"), ("skipped", "skipped")):
             suite.set(count, str(len(suite.findall(f"*/{outcome}"))))
@@ -209,11 +218,11 @@ class Check:
         return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
 
 
-def require_passed(check: Check, undecided_fails: bool) -> None:
+def require_passed(check: Check) -> None:
     """Raise `CheckFailed`, or `CheckUndecided` if that is asked for."""
     if check.outcome == "fail":
         raise CheckFailed(f"check failed: {check.reason}", NEXT["fail"])
-    if check.outcome == "undecided" and undecided_fails:
+    if check.outcome == "undecided" and check.undecided == "fail":
         raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or use --undecided pass")
 
 
@@ -332,6 +341,7 @@ def _check_decision(inputs: ReportInputs) -> Check:
         draft=answer.draft,
         rule=answer.rule,
         gamma=answer.gamma,
+        times=inputs.costs.basis if inputs.costs else None,
         confidence=inputs.question.confidence,
         items=items,
     )
@@ -483,6 +493,7 @@ def _check_thresholds(
         draft=draft,
         rule=chosen,
         gamma=gamma if needs_gamma else None,
+        times=costs.basis if costs and "speedup" in thresholds else None,
         confidence=question.confidence,
         items=items,
         unjudged=tuple(Unjudged(*each) for each in unjudged.items()),

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,29 @@ def test_what_texts_say_against_themselves_is_what_the_report_says(tmp_path: Pat
         found = {(note["code"], note["message"]) for note in check(run, *asked)[1]["notes"]}
         assert found <= named
         assert {each for each in found if each[0] == "not_greedy"} == {each for each in named if each[0] == "not_greedy"}
+
+
+def test_whose_step_times_a_speedup_rests_on_is_said(run: Run) -> None:
+    """`speedup 1.5x` of a roofline is no promise of an engine: the outcome says so, with thresholds as well."""
+    basis = build_report(run).answer.reason.split(": ")[0]
+    for asked, times in (((), basis), (("--min-speedup", "1.1"), basis), (("--min-alpha", "0.1"), None)):
+        assert check(run, *asked)[1]["times"] == times
+        text = CliRunner().invoke(app, ["check", str(run.path), *asked]).stdout
+        assert text.count(basis) == (times is not None)
+
+
+def test_junit_fails_what_is_undecided_if_that_fails_the_pipeline(run: Run, tmp_path: Path) -> None:
+    alpha = check(run, "--min-alpha", "0")[1]["items"][1]["value"]
+    for asked in (
+        ("--min-alpha", f"chat={alpha}"),
+        ("--set", f"decision.min_speedup={build_report(run).answer.speedup.value:.3f}"),
+    ):
+        for undecided, (failures, skipped) in (("pass", ("0", "1")), ("fail", ("1", "0"))):
+            out = tmp_path / f"{undecided}.xml"
+            code, found, _ = check(run, *asked, "--undecided", undecided, "--out", str(out))
+            assert (code, found["outcome"]) == ({"pass": 0, "fail": 11}[undecided], "undecided")
+            suite = ET.parse(out).getroot()  # noqa: S314  (our own)
+            assert (suite.get("failures"), suite.get("skipped")) == (failures, skipped)
 
 
 def test_the_decision_of_the_run_is_checked_by_default(run: Run) -> None:

@@ -82,13 +82,13 @@ def of_conditionals(rates: Sequence[float]) -> float:
 
 # The length of a round that a reader makes of the rates of one gamma.
 READERS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "acceptance_length": lambda rates: float(rates["acceptance_length"]["value"]),
-    "marginal": lambda rates: of_marginals(rates["marginal"]),
+    "acceptance_length_all": lambda rates: float(rates["acceptance_length_all"]["value"]),
+    "marginal_all": lambda rates: of_marginals(rates["marginal_all"]),
+    "conditional_all": lambda rates: of_conditionals(rates["conditional_all"]),
+    "marginal_full": lambda rates: of_marginals(rates["marginal_full"]),
     "conditional": lambda rates: of_conditionals(rates["conditional"]),
-    "marginal_tested": lambda rates: of_marginals(rates["marginal_tested"]),
-    "conditional_tested": lambda rates: of_conditionals(rates["conditional_tested"]),
 }
-TESTED = ("marginal_tested", "conditional_tested")  # of a full proposal
+TESTED = ("marginal_full", "conditional")  # of a full proposal
 
 
 def proposed(accepted: Any, tested: Any) -> float:
@@ -147,13 +147,13 @@ def test_rates_of_the_traffic_are_those_of_all_rounds_counted_together(run: Run,
     assert rates["drafting"] == pytest.approx(found["with"] / found["rounds"], abs=CLOSE)
     drafted = sum(depth * rounds for depth, rounds in enumerate(found["of"]))
     assert rates["drafted"] == pytest.approx(drafted / found["rounds"], abs=CLOSE)
-    assert rates["acceptance_length_drafting"] == pytest.approx(1 + found["by_depth"].sum() / found["with"], abs=CLOSE)
+    assert rates["acceptance_length"] == pytest.approx(1 + found["by_depth"].sum() / found["with"], abs=CLOSE)
     assert (rates["drafting"] < 1) == (draft == "lookup")
 
 
 def test_a_length_is_as_uncertain_as_tokens_per_round(run: Run) -> None:
     for item in only(build_report(run), "chat").gammas:
-        length = rates_of(RunDraft(run, "small"), item.gamma, domain="chat")["acceptance_length"]
+        length = rates_of(RunDraft(run, "small"), item.gamma, domain="chat")["acceptance_length_all"]
         emitted = item.tokens_per_round
         assert 1 < length["low"] < length["value"] < length["high"] < item.gamma + 1
         for end in ("low", "high"):
@@ -182,7 +182,7 @@ def test_a_reader_that_proposes_as_many_comes_back_to_the_length_of_the_report(r
     of = counted_again(run, "lookup", 5, ["chat"])["of"]
     assert of[5] < 0.7 * of[1:].sum()
     lengths = np.repeat(np.arange(1, 6), 400 * of[1:].astype(int))  # so many that chance is less than the tolerance
-    rates = rates_of(RunDraft(run, "lookup"), 5, domain="chat")["marginal_tested"]
+    rates = rates_of(RunDraft(run, "lookup"), 5, domain="chat")["marginal_full"]
     assert simulated(rates, lengths) == pytest.approx(expected, rel=0.015)  # the ends of texts
     lost = [accepted / of[1:].sum() for accepted in counted_again(run, "lookup", 5, ["chat"])["by_depth"]]
     assert simulated(lost, lengths) < 0.97 * expected  # what shares of all proposals would give
@@ -208,13 +208,13 @@ HAND = Depths(10.0, 8.0, 22.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))
 
 
 def test_rates_by_hand() -> None:
-    assert HAND.marginal_tested == pytest.approx((1 / 2, 1 / 3, 1 / 3))
-    assert HAND.marginal == (0.4, 0.2, 0.1)
-    assert HAND.conditional_tested == pytest.approx((1 / 2, 2 / 3, 1))
-    assert HAND.conditional == (0.4, 0.5, 0.5)
+    assert HAND.marginal_full == pytest.approx((1 / 2, 1 / 3, 1 / 3))
+    assert HAND.marginal_all == (0.4, 0.2, 0.1)
+    assert HAND.conditional == pytest.approx((1 / 2, 2 / 3, 1))
+    assert HAND.conditional_all == (0.4, 0.5, 0.5)
     none = Depths(4.0, 4.0, 12.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0))
-    assert none.conditional == (0.5, 0.0, 0.0)
-    assert none.marginal_tested == (0.5, 0.0, 0.0)
+    assert none.conditional_all == (0.5, 0.0, 0.0)
+    assert none.marginal_full == (0.5, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("own", "other"), [("vLLM", "SGLang"), ("SGLang", "vLLM")])
@@ -250,7 +250,7 @@ def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
                 accepted = accepted + np.eye(4)[depth]
                 depth += 1
             at += depth + 1
-    assert rates["marginal_tested"] == pytest.approx(np.cumprod(accepted / tested), abs=1e-5)
+    assert rates["marginal_full"] == pytest.approx(np.cumprod(accepted / tested), abs=1e-5)
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -272,7 +272,7 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
         tokens += len(text) - 1
     found = pooled_depths(scope_of(RunDraft(mixed, "small"), RATES, "lossless", 2, "story"), 2)
     assert found.rounds == pytest.approx(rounds, abs=1e-3)
-    assert 1 < tokens / rounds <= 1 + sum(found.marginal)
+    assert 1 < tokens / rounds <= 1 + sum(found.marginal_all)
 
 
 def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed: Run) -> None:

@@ -658,7 +658,7 @@ def test_what_needs_more_than_rounds_is_refused(
 def test_rates_are_exported_as_the_engine_counted_them(pair: tuple[Run, Run]) -> None:
     result = invoke("export", pair[0].path, "--to", "rates", "--domain", "code")
     (item,) = only(build_report(pair[0]), "code", "eagle").gammas
-    assert json.loads(result.stdout)["gammas"][0]["marginal_tested"] == pytest.approx(item.marginal, abs=1e-6)
+    assert json.loads(result.stdout)["gammas"][0]["marginal_full"] == pytest.approx(item.marginal, abs=1e-6)
 
 
 NO_IDS = {"prompt_token_ids": None}

@@ -21,12 +21,12 @@ class GammaRates:
     """Acceptance at one gamma (K): rates are lists by depth, of 1, ..., gamma drafts."""
 
     gamma: int  # drafted tokens per round at most: num_speculative_tokens
-    acceptance_length: Interval  # 1 + accepted drafts / rounds, over all rounds; the target's own token counts
-    acceptance_length_drafting: float  # the same over rounds with a proposal, as vLLM's metrics count it
-    marginal: tuple[float, ...]  # share of all rounds whose first d drafts were all accepted
-    conditional: tuple[float, ...]  # share of those that accepted d - 1 drafts; products are `marginal`
-    marginal_tested: tuple[float, ...]  # products of `conditional_tested`
-    conditional_tested: tuple[float, ...]  # share of the d-th drafts that were tested; a missing draft does not count
+    acceptance_length_all: Interval  # 1 + accepted drafts / rounds, over all rounds; the target's own token counts
+    acceptance_length: float  # the same over rounds with a proposal, as vLLM's metrics count it
+    marginal_all: tuple[float, ...]  # share of all rounds whose first d drafts were all accepted
+    conditional_all: tuple[float, ...]  # share of those that accepted d - 1 drafts; products are `marginal_all`
+    marginal_full: tuple[float, ...]  # products of `conditional`
+    conditional: tuple[float, ...]  # share of the d-th drafts that were tested; a missing draft does not count
     drafted: float  # drafted tokens per round, over all rounds
     drafting: float  # share of rounds with a proposal
 
@@ -78,17 +78,17 @@ def export_rates(
 def rates_at(scope: ExportScope, gamma: int) -> GammaRates:
     """Return the rates at one gamma. Raises `OptionInvalid` without a proposal."""
     depths = pooled_depths(scope, gamma)
-    length = 1 + sum(depths.marginal)
+    length = 1 + sum(depths.marginal_all)
     ends = [length, 1.0, gamma + 1.0]
     free = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], free_draft(gamma))
     if (emitted := speedup_interval(free, scope.question.confidence)) is not None:
         # The last round of a text may emit less than it accepted: the length is above tokens per round, and as precise.
         ends = [min(max(1.0, length * end / emitted.value), gamma + 1.0) for end in vars(emitted).values()]
-    lists = ("marginal", "conditional", "marginal_tested", "conditional_tested")
+    lists = ("marginal_all", "conditional_all", "marginal_full", "conditional")
     return GammaRates(
         gamma=gamma,
-        acceptance_length=Interval(*(round(end, DIGITS) for end in ends)),
-        acceptance_length_drafting=round(1 + sum(depths.accepted) / depths.ready, DIGITS),
+        acceptance_length_all=Interval(*(round(end, DIGITS) for end in ends)),
+        acceptance_length=round(1 + sum(depths.accepted) / depths.ready, DIGITS),
         drafted=round(depths.drafted / depths.rounds, DIGITS),
         drafting=round(depths.ready / depths.rounds, DIGITS),
         **{name: tuple(round(value, DIGITS) for value in getattr(depths, name)) for name in lists},

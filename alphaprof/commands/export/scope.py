@@ -171,27 +171,27 @@ class Depths:
     accepted: tuple[float, ...]
 
     @property
-    def marginal(self) -> tuple[float, ...]:
+    def marginal_all(self) -> tuple[float, ...]:
         """P(first d drafts all accepted) for d = 1, ..., gamma, as shares of all rounds; never increasing. Their sum is the
         mean of accepted drafts.
         """
         return tuple(count / self.rounds for count in self.accepted)
 
     @property
-    def conditional(self) -> tuple[float, ...]:
+    def conditional_all(self) -> tuple[float, ...]:
         """P(draft d accepted | the first d - 1 were), 0 if none is reached: quotients of marginals, over all rounds."""
-        steps = pairwise((1.0, *self.marginal))
+        steps = pairwise((1.0, *self.marginal_all))
         return tuple(after / before if before > 0 else 0.0 for before, after in steps)
 
     @property
-    def conditional_tested(self) -> tuple[float, ...]:
+    def conditional(self) -> tuple[float, ...]:
         """The same over tested drafts alone: a missing draft does not count."""
         return tuple(min(1.0, a / t) if t > 0 else 0.0 for a, t in zip(self.accepted, self.tested, strict=True))
 
     @property
-    def marginal_tested(self) -> tuple[float, ...]:
-        """Products of `conditional_tested`, for a reader that itself proposes fewer drafts, or none, where the log did."""
-        return tuple(accumulate(self.conditional_tested, mul))
+    def marginal_full(self) -> tuple[float, ...]:
+        """Products of `conditional`, for a reader that itself proposes fewer drafts, or none, where the log did."""
+        return tuple(accumulate(self.conditional, mul))
 
 
 def pooled_depths(scope: ExportScope, gamma: int) -> Depths:
