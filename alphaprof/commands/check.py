@@ -40,7 +40,7 @@ from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
 from alphaprof.render.format import short, visible
 from alphaprof.report.answer import Note
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.notes import IMPOSSIBLE_WORTH_SAYING, MISMATCHES_WORTH_SAYING
+from alphaprof.report.notes import once_a_code, text_notes
 from alphaprof.report.pairing import (
     TextPair,
     common_gammas,
@@ -54,7 +54,7 @@ from alphaprof.report.result import contradiction
 from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import Judge, basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
-from alphaprof.rules import GREEDY, SAMPLED, parse_rule
+from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, PARTIAL, DraftFacts
 from alphaprof.run.notes import concerns_of, note
 from alphaprof.run.reader import Run, RunDraft, path_and_draft, require_drafts, side_of
@@ -183,7 +183,7 @@ class Check:
             yield from ("", table_of_rows("thresholds", headings, rows, left=("measure", "outcome")))
         yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
-        yield from (Verdict("note", f": {note.message}; {note.remedy}") for note in self.notes)
+        yield from (Verdict("note", f": {message}; {note.remedy}") for message, note in once_a_code(self.notes))
         level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
         yield Small(f"bounds: one-sided, lower ones at {level}, upper ones at {level} over all thresholds (Holm).")
         yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: an upper bound is below its threshold.")
@@ -355,16 +355,7 @@ def _notes(inputs: ReportInputs, pools: Iterable[tuple[str, DocumentTotals]], *,
     source = costs.options.source if costs else manifest.profile.costs.source
     concern = {"texts", *(("times",) if speedup else ()), *(("own times",) if speedup and source in TIMED else ())}
     partial = [note("partial", documents=manifest.documents)] if manifest.status != "complete" else []
-    found = [*manifest.warnings, *partial]
-    texts = {(domain, pool.continuation, str(pool.sampling)): pool for domain, pool in pools if pool.observed}
-    for (domain, *_), pool in texts.items():  # facts of the target: every draft's pool of a text repeats them
-        share = float(pool["clear_mismatches"].sum() / pool["positions"].sum()) if pool.policy == GREEDY else 0.0
-        if share > MISMATCHES_WORTH_SAYING:
-            found.append(note("not_greedy", domain=short(domain), share=share))
-    sampled = [pool for pool in texts.values() if pool.policy == SAMPLED]
-    impossible, positions = (sum(float(pool[name].sum()) for pool in sampled) for name in ("impossible", "positions"))
-    if impossible > IMPOSSIBLE_WORTH_SAYING * positions:
-        found.append(note("outside_support", share=impossible / positions))
+    found = [*manifest.warnings, *partial, *text_notes(pools)]
     return tuple(Note(**each) for each in found if concerns_of(each["code"]) in concern)
 
 

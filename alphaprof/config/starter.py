@@ -21,6 +21,7 @@ KINDS = {  # of drafts that are not models by themselves, by what their name or 
     "eagle3": re.compile(r"eagle-?3", re.IGNORECASE),
     "eagle1": re.compile(r"eagle", re.IGNORECASE),
 }
+LOOKUP = ("ngram", "prompt_lookup", "lookup")  # names of the draft that every profile has: it needs no model
 BLOCK = 16  # rows of a DFlash block, if its files are not here
 AFTER = """\
 continuation: {kind: greedy, max_new_tokens: 256}   # temperature 0; else {kind: sampled, temperature: 0.7, top_p: 0.9}
@@ -37,6 +38,7 @@ def write_profile(target: str, drafts: Sequence[str], sources: Mapping[str, Mapp
     data = [{"domain": domain, **source, "path": _from(source["path"], out)} for domain, source in sources.items()]
     if _is_base(Path(target)):
         data = [{key: value for key, value in source.items() if key != "chat"} for source in data]
+    drafts = [draft for draft in drafts if draft not in LOOKUP or Path(draft).exists()]
     lines = [
         f"target: {{model: {_flow(_from(target, out))}}}   # hub id, local directory or .gguf file",
         "drafts:",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from alphaprof.costs.cost_model import NONE, ROOFLINE, TIMED, Cost
 from alphaprof.costs.rounds import Timing, halves_disagree, slow_tail
-from alphaprof.render.format import count, percent, short, text_kind
+from alphaprof.render.format import count, many, percent, short, text_kind
 from alphaprof.report.answer import Answer, Note, RunFacts, Traffic
 from alphaprof.report.inputs import DraftPool
 from alphaprof.report.result import SELF_CHECK_FLOOR, self_check
@@ -16,10 +16,9 @@ from alphaprof.run.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.run.notes import NOTES, concerns_of, note
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import unseen
+from alphaprof.totals.pool import DocumentTotals
 
-TIES_WORTH_SAYING = 0.01
-MISMATCHES_WORTH_SAYING = 0.01
-IMPOSSIBLE_WORTH_SAYING = 0.005
+TIES, MISMATCHES, IMPOSSIBLE = 0.01, 0.01, 0.005  # shares of positions from which on they are worth saying
 CUT_WORTH_SAYING = 0.2
 MOSTLY_CUT = 0.5  # share of cut texts from which on the domains' shares of tokens are those of the limit
 UNSEEN_SHARE = 0.25  # of the tokens: what unseen documents of the full length could be, from which on they decide
@@ -46,7 +45,8 @@ def report_notes(
         *_file_notes(facts, run),
         *_document_notes(facts, run.manifest),
         *_length_notes(facts, answer, traffic),
-        *_numeric_notes(pools, facts.dtype),
+        *text_notes((item.domain, item.pool) for item in pools),
+        *_near_ties(pools, facts.dtype),
         *_sample_notes(pools),
         *more,
         *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, source)),
@@ -104,39 +104,42 @@ def unseen_share(documents: int, mean: float, longest: int) -> float:
     return rest / (rest + mean)
 
 
-def _numeric_notes(pools: Sequence[DraftPool], dtype: str) -> Found:
-    """Return what numerical noise costs: it caps what any draft can reach."""
-    greedy = [item for item in pools if item.pool.observed and item.pool.policy == GREEDY]
+def text_notes(pools: Iterable[tuple[str, DocumentTotals]]) -> Found:
+    """Yield what texts say against themselves, from pools, each with its domain: greedy text that is not, and sampled text
+    that its own sampling could not have drawn. Every draft's pool of a text repeats these facts of the target.
+    """
+    texts = {(domain, pool.continuation, str(pool.sampling)): pool for domain, pool in pools if pool.observed}
+    impossible = positions = 0.0
+    for (domain, *_), pool in texts.items():
+        here = float(pool["positions"].sum())
+        if pool.policy == GREEDY and (share := float(pool["clear_mismatches"].sum()) / max(here, 1.0)) > MISMATCHES:
+            yield note("not_greedy", domain=short(domain), share=share)
+        if pool.policy == SAMPLED:
+            positions, impossible = positions + here, impossible + float(pool["impossible"].sum())
+    if impossible > IMPOSSIBLE * positions:
+        yield note("outside_support", share=impossible / positions)
 
-    def total(column: str, of: Sequence[DraftPool]) -> float:
-        return float(sum(item.pool[column].sum() for item in of))
 
-    # These facts are the target's: every draft repeats them.
-    for item in {(item.domain, item.pool.continuation): item for item in greedy}.values():
-        share = total("clear_mismatches", [item]) / max(total("positions", [item]), 1.0)
-        if share > MISMATCHES_WORTH_SAYING:
-            yield note("not_greedy", domain=short(item.domain), share=share)
-    positions, mismatches = total("positions", greedy), total("mismatches", greedy)
-    ties = total("near_ties", [item for item in greedy if item.pool.sampling is None])
-    if ties > TIES_WORTH_SAYING * positions:
+def _near_ties(pools: Sequence[DraftPool], dtype: str) -> Found:
+    """Yield what numerical noise costs: it caps what any draft can reach."""
+    greedy = [item.pool for item in pools if item.pool.observed and item.pool.policy == GREEDY]
+    positions, mismatches = (sum(float(pool[name].sum()) for pool in greedy) for name in ("positions", "mismatches"))
+    ties = sum(float(pool["near_ties"].sum()) for pool in greedy if pool.sampling is None)
+    if ties > TIES * positions:
         yield note("near_ties", ties=ties / positions, dtype=dtype, changed=mismatches / positions)
 
 
 def _sample_notes(pools: Sequence[DraftPool]) -> Found:
-    """Yield notes on text that was not sampled as it is said to be."""
+    """Yield which rules' expected acceptance the sampled text does not bear out."""
     off: dict[str, float] = {}
-    sampled = [item for item in pools if item.pool.observed and item.pool.policy == SAMPLED]
-    for item in sampled:
-        check = self_check(item.pool) if item.pool.defined else None
+    for item in pools:
+        sampled = item.pool.observed and item.pool.policy == SAMPLED and item.pool.defined
+        check = self_check(item.pool) if sampled else None
         if check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR):
             text = text_kind(item.pool.continuation, item.pool.sampling)
             off.setdefault(f"{short(item.domain)} ({text}; {item.draft}, {item.rule.id})", check.value)
     if off:
         yield note("off_policy_sample", where=", ".join(f"{name} {value:+.3f}" for name, value in off.items()))
-    texts = {(item.domain, item.pool.continuation, str(item.pool.sampling)): item.pool for item in sampled}
-    positions, impossible = (sum(pool[name].sum() for pool in texts.values()) for name in ("positions", "impossible"))
-    if impossible > IMPOSSIBLE_WORTH_SAYING * positions:
-        yield note("outside_support", share=impossible / positions)
 
 
 def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:
@@ -178,3 +181,12 @@ def _cost_notes(cost: Cost, facts: RunFacts) -> Found:
     decode = cost.target_ms.get(1, 0.0)
     if faster := [tokens for tokens, ms in cost.target_ms.items() if ms < SLOW_BASELINE * decode]:
         yield note("slow_baseline", tokens=faster[0])
+
+
+def once_a_code(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
+    """Yield the first note of each code, with how many others of the code there are in its message."""
+    by_code: dict[str, list[Note]] = {}
+    for each in notes:
+        by_code.setdefault(each.code, []).append(each)
+    for first, *same in by_code.values():
+        yield first.message + (f" (and {many(len(same), 'more note')} like it)" if same else ""), first

@@ -93,6 +93,11 @@ def test_drafts_are_of_the_kinds_that_their_names_or_files_say(tmp_path: Path) -
     assert found["gammas"] == [1, 2, 3, 4, 5, 6, 7, 8, 11]
 
 
+def test_prompt_lookup_by_name_is_the_draft_that_is_there_anyway(tmp_path: Path) -> None:
+    """`--draft ngram` is no model on a hub."""
+    assert written(tmp_path, TALK, "ngram", "prompt_lookup")["drafts"] == {"ngram": {"kind": "prompt_lookup"}}
+
+
 def test_the_commented_costs_are_valid(tmp_path: Path) -> None:
     written(tmp_path)
     text = (tmp_path / "my.yaml").read_text()

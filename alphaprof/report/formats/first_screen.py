@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Row, Table, Verdict, table_by_columns
-from alphaprof.report.answer import Answer, DomainAnswer, Note
+from alphaprof.report.answer import Answer, DomainAnswer
 from alphaprof.report.build import Report
+from alphaprof.report.notes import once_a_code
 from alphaprof.report.sections import ALL, NAMES
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.speeds import pays_up_to
@@ -54,12 +55,8 @@ class FirstScreen:
 
 def first_screen(report: Report) -> FirstScreen:
     """Return the first screen of a report."""
-    by_code: dict[str, list[Note]] = {}
-    for note in sorted(report.notes, key=lambda note: RANKS.get(note.code, len(RANKS))):  # the most important first
-        by_code.setdefault(note.code, []).append(note)
-    notes, others = list[str](), max(len(by_code) - NOTES, 0)
-    for first, *same in list(by_code.values())[:NOTES]:
-        notes.append(first.message + (f" (and {fmt.many(len(same), 'more note')} like it)" if same else ""))
+    notes = list(once_a_code(sorted(report.notes, key=lambda note: RANKS.get(note.code, len(RANKS)))))  # important first
+    others = max(len(notes) - NOTES, 0)
     sections = [f"notes ({others} more)" if name == "notes" and others else name for name in NAMES]
     load, pays = _load_table(report)
     return FirstScreen(
@@ -70,7 +67,7 @@ def first_screen(report: Report) -> FirstScreen:
         table=_domain_table(report),
         load=load,
         pays=pays,
-        notes=tuple(notes),
+        notes=tuple(message for message, _ in notes[:NOTES]),
         serve=_serve(report),
         more=f"--show {', '.join(sections)} or {ALL}; --out report.html, .md, .json, .csv or .svg",
     )

@@ -296,9 +296,7 @@ def draw(report: RunReport) -> Iterator[Block]:
         )
         if item.trees:
             rows = [(str(tree.nodes), _numbers(tree, item.by_depth)) for tree in item.trees]
-            documents = (
-                f"{fmt.count(item.chosen_on)} documents chose the trees, {fmt.count(item.tested_on)} others test them"
-            )
+            documents = f"chosen on {fmt.many(item.chosen_on, 'document')}, tested on {fmt.count(item.tested_on)} others"
             title = f"draft {item.draft}: tokens per round of the best tree by nodes; {documents}"
             yield table_by_columns(title, rows, named="nodes", left=("by depth",))
         if item.trees and len(item.trees[0].by_domain) > 1:
