@@ -72,6 +72,9 @@ class ReportAnswer:
         for line in (*screen.about[1:], screen.times, screen.run):
             lines += [escaped_sentence(line), ""] if line else []
         lines += table_lines(screen.table)
+        lines += table_lines(screen.load) if screen.load is not None else []
+        for line in (screen.pays, f"Serve: {'   '.join(filter(None, screen.serve))}" if screen.serve else ""):
+            lines += [escaped_sentence(line), ""] if line else []
         lines += block_lines(self.blocks()) if self.show else _folded_sections(self.report, COMMENT - _bytes(lines))
         return "\n".join(lines).rstrip() + "\n"
 
