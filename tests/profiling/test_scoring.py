@@ -15,6 +15,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -280,6 +281,24 @@ def test_behind_a_token_that_the_draft_does_not_have_it_proposes_nothing(target:
     assert scored[9]["draft_token_prob"][3] == 0.0
     known = Continuation(item.document, item.ids[:4], "length")
     assert_equal({name: values[:3] for name, values in scored[9].items()}, target, model("small", small), known, upto=3)
+
+
+def test_ids_of_a_reduced_vocabulary_go_where_the_logits_are(target: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`device_map` puts a target's last layer on another device than its first, where the ids lie. Tensors without data
+    stand for both, of a kind of device that need not be there.
+    """
+    scoring = "alphaprof.profiling.scoring.scorer.measured"
+    monkeypatch.setattr(scoring, lambda shared, *_: [{"shared": each} for each in shared])
+    scorer = Scorer(target, [], target.vocabulary, "same", Extras(drawn=("lossless", "block")))
+    with FakeTensorMode():
+        scorer.ids = [torch.tensor([0, 2, 3, 5], device="xla")]
+        logits, drafted, token = torch.zeros((6, scorer.width)), torch.zeros((6, 4)), torch.zeros(6, dtype=torch.long)
+        head = SimpleNamespace(depths=2, ranks_by_depth=True, logits=lambda rows, depth: torch.zeros((6, 4), device="xla"))
+        scorer.drafts = [head]  # type: ignore[list-item]
+        columns = scorer._statistics(logits, [drafted], [token], PLAIN)
+        deeper = scorer._deeper(logits, 0, drafted, token, Processing(0.7))
+    assert {each["shared"].device.type for each in columns} == {each.device.type for each in deeper.values()} == {"cpu"}
+    assert {"agrees_2", "draft_rank_of_token_2", "accept_block_2", "emitted_lossless_2"} <= set(deeper)
 
 
 def test_a_model_that_device_map_spreads_makes_its_logits_a_few_rows_at_a_time_too(target: Model) -> None:

@@ -227,6 +227,7 @@ class Scorer:
     ) -> Columns:
         """Return columns of a head at the depths beyond the first. `target`: logits [n, V]."""
         draft, known = self.drafts[place], self.ids[place]
+        known = None if known is None else known.to(target.device)  # where the target's last layer lies, if it is split
         reached = None
         if self.extras.drawn and settings is not None:
             reached = _Reached.of(target, known, token, settings, self.statistics_rows)
@@ -256,7 +257,7 @@ class Scorer:
         """
         token, *proposals = ids
         shared = [
-            each[:, : self.width] if known is None else spread(each[:, : len(known)], known, self.width)
+            each[:, : self.width] if known is None else spread(each[:, : len(known)], known.to(each.device), self.width)
             for each, known in zip((logits, *draft_logits), (None, *self.ids), strict=True)
         ]
         chosen = [settings, *[settings.for_draft(self.draft_processing)] * len(draft_logits)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -126,22 +127,41 @@ class TargetLaw:
     @torch.no_grad()
     def __call__(self, last: torch.Tensor) -> torch.Tensor:
         """Log probabilities [n, ids], in float32, of states [n, hidden] after the final norm."""
-        if self._rows is not None:
-            logits = functional.linear(last, self._rows)
-        else:
-            logits = torch.cat([self._of_logits(part) for part in torch.split(last, ROWS)])
-        return logits.float().log_softmax(-1)
+        with torch.autocast(last.device.type, enabled=False):  # in the target's dtype, whatever a head is trained in
+            if self._rows is not None:
+                logits = functional.linear(last.to(self._rows.device), self._rows)
+            else:
+                logits = torch.cat([self._of_logits(part) for part in torch.split(last, ROWS)])
+            return logits.float().log_softmax(-1).to(last.device)
 
     @torch.no_grad()
     def _of_logits(self, last: torch.Tensor) -> torch.Tensor:
         logits = self._forced.logits(last).clone()
-        return logits if self._ids is None else logits[:, self._ids]
+        return logits if self._ids is None else logits[:, self._ids.to(logits.device)]
 
 
-def free_memory() -> int:
-    """Return bytes of memory that processes of this machine can still have, as the system says."""
-    try:
-        with open("/proc/meminfo") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+def free_memory(system: Path = Path("/")) -> int:
+    """Return bytes of memory that this process can still have: what the machine has, and what each control group that holds
+    it leaves, as containers and Slurm set them. `system`: the root of /proc and /sys. Pages of files that a group may drop
+    count as free.
+    """
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    with contextlib.suppress(OSError, StopIteration):
+        lines = (system / "proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    groups = list[tuple[Path, str, str, str]]()
+    with contextlib.suppress(OSError):
+        for line in (system / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":  # version 2
+                groups.append((Path("sys/fs/cgroup", path.strip("/")), "memory.max", "memory.current", "inactive_file"))
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+                groups.append((Path("sys/fs/cgroup/memory", path.strip("/")), *names))
+    for group, limit, usage, dropped in groups:
+        for folder in (system / group, *(system / group).parents):  # a group is held by those above it
+            with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                held = int((folder / limit).read_text()) - int((folder / usage).read_text())
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                free = min(free, max(0, held + int(stat.get(dropped, 0))))
+    return free

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alphaprof.profiling.heads.eagle import Eagle3
-from alphaprof.profiling.training.features import Features, TargetLaw
+from alphaprof.profiling.training.features import Features, TargetLaw, free_memory
 from alphaprof.profiling.training.initial import trained_parameters
 from alphaprof.profiling.training.trainer import drafts, losses, right
 from alphaprof.run.split import RunText
@@ -65,6 +65,57 @@ def reference(setting: Setting) -> list[list[tuple[float, bool]]]:
                 kl = float((p * (np.log(p) - q)).sum())
                 found[depth].append((kl, KNOWN[int(logits.argmax())] == ids[at]))
     return found
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_targets_law_is_of_its_own_dtype_while_a_head_is_trained_in_another(setting: Setting, whole: bool) -> None:
+    """Autocast rounds what a head computes; rounded as well, the law that it learns would not be the target's."""
+    law = TargetLaw(setting.model, setting.network.ids)
+    if whole:  # as where the rows of its last layer are not all there is
+        law._rows = None
+    last = setting.batch.last[0]
+    expected = law(last)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(law(last), expected)
+        assert setting.network.logits(torch.zeros(1, last.shape[1]), 1).dtype == torch.bfloat16  # the head's are rounded
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "left"),
+    [
+        ("0::/\n", {}, 9 << 10),
+        ("0::/pod/main\n", {"pod/memory.max": "max"}, 9 << 10),
+        ("0::/\n", {"memory.max": "5000", "memory.current": "4000", "memory.stat": "anon 1\ninactive_file 500"}, 1500),
+        (  # the pod's limit holds, although its container has none; its path is that of another namespace
+            "0::/kubepods/gone\n",
+            {"memory.max": "4000", "memory.current": "4100", "memory.stat": "inactive_file 0"},
+            0,
+        ),
+        (
+            "4:cpu,memory:/job\n0::/\n",
+            {
+                "memory/job/memory.limit_in_bytes": "9223372036854771712",
+                "memory/job/memory.usage_in_bytes": "10",
+                "memory/job/memory.stat": "total_inactive_file 0",
+                "memory/memory.limit_in_bytes": "6000",
+                "memory/memory.usage_in_bytes": "5000",
+                "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 200",
+            },
+            1200,
+        ),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "99000", "memory/memory.usage_in_bytes": "1"}, 9 << 10),
+    ],
+)
+def test_free_memory_is_what_control_groups_leave(groups: str, files: dict[str, str], left: int, tmp_path: Path) -> None:
+    """A container of 16 GiB on a machine of a terabyte was killed: /proc/meminfo is the machine's."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 9 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    for name, content in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content + "\n")
+    assert free_memory(tmp_path) == left
 
 
 def test_the_loss_is_that_of_every_round_from_its_definition(setting: Setting) -> None:
