@@ -208,7 +208,7 @@ def test_it_is_checked_compared_and_exported(profiled: Path) -> None:
     (difference,) = found["differences"]
     assert difference["difference"]["value"] < 0
     rates = json.loads(command("export", f"{profiled}:oracle", "--to", "rates").stdout)
-    assert rates["gammas"][0]["marginal"][0] > 0.3
+    assert rates["gammas"][0]["marginal_all"][0] > 0.3
     assert "vLLM has no method for" in command("export", f"{profiled}:oracle", "--to", "vllm-config").exception.message
     assert answer("report", profiled, "--show", "trees")["sections"]["trees"] == []  # it proposes one chain of tokens
 

@@ -23,7 +23,15 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config.options import MeasuredCosts, RooflineCosts, SampledContinuation, TableCosts, TextContinuation
+from alphaprof.config.options import (
+    HeadOptions,
+    MeasuredCosts,
+    PromptLookupDraft,
+    RooflineCosts,
+    SampledContinuation,
+    TableCosts,
+    TextContinuation,
+)
 from alphaprof.config.part import WHOLE, Part
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import shape_of
@@ -230,6 +238,11 @@ def begun(
     """Load the models, stage the prompts of a new run, check what can fail later, and write the manifest. `first`: this many
     documents, default all. Raises the errors of `errors.py`.
     """
+    if isinstance(costs := options.costs, TableCosts):  # before weights are loaded
+        lookups = [name for name, draft in options.drafts.items() if isinstance(draft, PromptLookupDraft)]
+        heads = [name for name, draft in options.drafts.items() if isinstance(draft, HeadOptions)]
+        models = [name for name in options.drafts if name not in lookups]
+        read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
     loaded = load(options, progress, reuse, units=units)
     if first is not None and isinstance(loaded.documents, Corpus):
         loaded = dataclasses.replace(loaded, documents=dataclasses.replace(loaded.documents, limit=first))
@@ -343,22 +356,16 @@ def _environment(name: str, device: torch.device, options: ProfileOptions | None
 
 
 def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
-    """Raise `CostsUnreadable` if step times from elsewhere cannot be had, and `EngineFailed` for a draft that vLLM does not
-    have: known before any work.
+    """Raise `CostsUnreadable` for a model whose step times cannot be computed, and `EngineFailed` for a draft that vLLM does
+    not have: before anything is measured.
     """
-    costs = options.costs
-    lookups = [name for name, facts in drafts.items() if not facts.has_steps]
-    if isinstance(costs, TableCosts):
-        models = [name for name in options.drafts if name not in lookups]  # those that could not be loaded among them
-        heads = [name for name in models if name not in drafts or drafts[name].by_depth]
-        read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
-    elif isinstance(costs, RooflineCosts):
+    if isinstance(options.costs, RooflineCosts):
         for name, facts in {TARGET: target, **drafts}.items():
-            if name not in lookups:
+            if facts is target or drafts[name].has_steps:
                 shape_of(name, facts)
-    elif costs.source == "vllm":
-        for name, facts in drafts.items():
-            speculation(options, name, facts, max(options.gammas))
+    elif options.costs.source == "vllm":
+        for name, draft in drafts.items():
+            speculation(options, name, draft, max(options.gammas))
 
 
 def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environment) -> Iterator[dict[str, str]]:
