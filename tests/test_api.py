@@ -57,7 +57,9 @@ def test_totals_documents_and_report(stored: Run) -> None:
     assert len(run.totals()) == 3 * len(run.documents())
     assert run.report() == build_report(stored)
     assert {result.rule for result in every(run.report(["additive:0.2"]))} == {"strict", "additive_0p2"}
-    assert run.report(changes=["decision.min_speedup=9"]) == asked(stored, min_speedup=9)
+    found, same = run.report(changes=["decision.min_speedup=9"]), asked(stored, min_speedup=9)
+    assert found.conditions.changes == ("decision.min_speedup=9",)
+    assert (found.answer, found.domains, found.drafts) == (same.answer, same.domains, same.drafts)
     assert run.manifest.target.reference == "synthetic/target"
 
 

@@ -31,6 +31,7 @@ from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.generators import before_eos, by_lookup, by_model
 from tests.profiling.test_independence import scored
+from tests.reporting import every
 
 pytestmark = pytest.mark.demo_model
 ROOT = Path(__file__).parents[2]
@@ -173,7 +174,7 @@ def test_speculative_decoding_writes_the_text_of_the_run_in_the_rounds_of_its_lo
 @pytest.mark.slow
 def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
     report = build_report(run)
-    drawn = [found for found in report.results if found.domain == "drawn" and found.on_policy and not found.lossy]
+    drawn = [found for found in every(report) if found.domain == "drawn" and found.on_policy and not found.lossy]
     assert {(found.draft, found.rule) for found in drawn} >= {
         (draft, rule) for draft in ("self", "skip", "ngram") for rule in ("lossless", "one_hot")
     }

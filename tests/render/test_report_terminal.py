@@ -112,7 +112,7 @@ def test_nothing_is_cut_off(report: RunReport, width: int) -> None:
         shown = of_draft(gammas, result.draft)
         for item in result.gammas:
             faster = f" / {fmt.number(item.speedup.value)}" if item.speedup else ""
-            assert f" {fmt.number(item.tokens_per_round.value)}{faster} " in shown
+            assert re.search(re.escape(f" {fmt.number(item.tokens_per_round.value)}{faster}") + r"[ *]", shown)  # *: judged
 
 
 def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path) -> None:

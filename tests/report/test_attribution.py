@@ -306,4 +306,4 @@ def test_the_section_shows_shares_and_the_remedy_of_each_domains_largest_cause(g
             assert f"{share.value:.3f} [{share.low:.2f}, {share.high:.2f}]" in text
     largest = {max(item.causes, key=lambda cause: cause.share.value).name for item in items}
     for cause in (cause for item in items for cause in item.causes):
-        assert (f"  {cause.name}: {cause.remedy}" in text) == (cause.name in largest)
+        assert (f"most to {cause.name}; what would help: {cause.remedy}" in text) == (cause.name in largest)

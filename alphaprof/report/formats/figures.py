@@ -89,6 +89,7 @@ class Drawing:
             "viewBox": f"0 0 {width:g} {height:g}",
             "preserveAspectRatio": "xMinYMin",
             "stroke-linejoin": "round",
+            "font-family": "system-ui, sans-serif",
             "role": "img",
             "aria-label": escape(fmt.visible(f"{self.heading}: {'; '.join(self.said)}")),
         }
@@ -120,7 +121,8 @@ class Drawing:
 
 def _on_a_page(tag: re.Match[str]) -> str:
     """Return a tag of an SVG with the page's colors and font, without a name that other figures of the page have too."""
-    text = re.sub(r'<g id="[^"]*"', "<g", tag[0]).replace("'DejaVu Sans', sans-serif", "system-ui, sans-serif")
+    text = re.sub(r'<g id="[^"]*"|font-family: [^;"]*; ', lambda found: "<g" if found[0][0] == "<" else "", tag[0])
+    text = text.replace("'DejaVu Sans', sans-serif", "system-ui, sans-serif")
     text = re.sub(r'(?<=\.\d\d)\d+| transform="rotate\(-0 [^"]*"|(?<=\n) +', "", text)  # what changes nothing that is seen
     return re.sub(r"#[0-9a-f]{6}\b", lambda found: f"var(--{NAMES[found[0]]})" if found[0] in NAMES else found[0], text)
 
