@@ -32,6 +32,7 @@ class OracleDraft(DraftOptions):
     """The text itself, with a wrong token at every place that `every` divides."""
 
     loader = f"{__name__}:load"
+    has_steps = False
     kind: Literal["oracle"]
     every: Whole = Field(EVERY, ge=2, description="places between two wrong tokens")
 

@@ -118,11 +118,14 @@ class TargetOptions(ModelOptions):
 
 class DraftOptions(Options):
     """Base of the options of drafts. A class adds its `kind`, a Literal, and is listed in DRAFTS. `loader`: the
-    module:function that loads such a draft, called like `profiling.models.kinds.load_draft`.
+    module:function that loads such a draft, called like `profiling.models.kinds.load_draft`; `has_steps`, `by_depth`: what
+    the facts of such a draft say, before one is loaded.
     """
 
     kind: str
     loader: ClassVar[str]
+    has_steps: ClassVar[bool] = True
+    by_depth: ClassVar[bool] = False
 
     @property
     def own_model(self) -> ModelOptions | None:
@@ -158,6 +161,7 @@ class PromptLookupDraft(DraftOptions):
     """No model: proposes what followed an earlier occurrence of the last tokens, in the prompt or the text so far."""
 
     loader = "alphaprof.profiling.models.kinds:load_prompt_lookup"
+    has_steps = False
     kind: Literal["prompt_lookup"]
     max_ngram: Whole = Field(
         MAX_NGRAM, ge=1, le=64, description="longest n-gram of last tokens to look up; shorter ones are tried next"
@@ -177,6 +181,7 @@ class HybridOptions(Options):
 class HeadOptions(DraftOptions):
     """Base of draft heads, which propose from states of the target; their proposals depend on the depth in a round."""
 
+    by_depth = True
     depths: Whole | None = Field(
         None,
         ge=1,

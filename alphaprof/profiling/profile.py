@@ -24,9 +24,7 @@ import pyarrow as pa
 import torch
 
 from alphaprof.config.options import (
-    HeadOptions,
     MeasuredCosts,
-    PromptLookupDraft,
     RooflineCosts,
     SampledContinuation,
     TableCosts,
@@ -239,9 +237,9 @@ def begun(
     documents, default all. Raises the errors of `errors.py`.
     """
     if isinstance(costs := options.costs, TableCosts):  # before weights are loaded
-        lookups = [name for name, draft in options.drafts.items() if isinstance(draft, PromptLookupDraft)]
-        heads = [name for name, draft in options.drafts.items() if isinstance(draft, HeadOptions)]
-        models = [name for name in options.drafts if name not in lookups]
+        models = [name for name, draft in options.drafts.items() if draft.has_steps]
+        lookups = [name for name in options.drafts if name not in models]
+        heads = [name for name, draft in options.drafts.items() if draft.by_depth]
         read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
     loaded = load(options, progress, reuse, units=units)
     if first is not None and isinstance(loaded.documents, Corpus):

@@ -271,6 +271,17 @@ def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def test_options_say_of_a_draft_what_its_facts_will(greedy_run: Run, lookup_run: Run, head_run: Run) -> None:
+    """By them a table of step times is read before any draft is loaded."""
+    seen = set[tuple[bool, bool]]()
+    for run in (greedy_run, lookup_run, head_run):
+        options = run.manifest.profile.drafts
+        said = {name: (draft.has_steps, draft.by_depth) for name, draft in options.items()}
+        assert said == {name: (facts.has_steps, facts.by_depth) for name, facts in run.manifest.drafts.items()}
+        seen |= set(said.values())
+    assert seen == {(True, False), (False, False), (True, True)}
+
+
 def test_a_complete_run_is_left_alone(greedy_run: Run, tiny: Path, tmp_path: Path) -> None:
     before = (greedy_run.path / "manifest.json").stat().st_mtime_ns
     run_profile(greedy_run.path.parent / "profile.yaml", greedy_run.path, resume=True)
