@@ -31,9 +31,8 @@ from alphaprof.totals.files import DraftTotals
 from alphaprof.totals.log_sample import LogPart, limit_of
 from alphaprof.version import __version__
 
-CAUGHT: tuple[type[Exception], ...] = (
-    Exception,
-)  # what a section may raise without taking the answers down; tests: nothing
+# What a section may raise without taking the answers down; in tests nothing.
+CAUGHT: tuple[type[Exception], ...] = (Exception,)
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,7 @@ class Report:
     run: RunFacts
     notes: tuple[Note, ...]
     alphaprof: str
-    sections: dict[str, Any] = field(
-        default_factory=dict
-    )  # the values of sections by their names, of those that were asked for
+    sections: dict[str, Any] = field(default_factory=dict)  # values by name, of the sections that were asked for
 
 
 class RunReport(Report):

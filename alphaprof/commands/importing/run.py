@@ -117,7 +117,7 @@ def sampling_of(rule: str, temperature: float | None, top_k: int, top_p: float) 
 
 
 def remarks_on(manifest: Manifest) -> Iterator[str]:
-    """Yield what to know about an imported run: requests that were left out, and how prompts are told apart."""
+    """Yield lines on an imported run: how many requests were left out, and by what prompts are identified."""
     for reason, count in manifest.skipped.items():
         yield f"warning: left out: {reason} ({count})"
     weak = next((each for each in manifest.warnings if each["code"] == "prompts_unknown"), None)

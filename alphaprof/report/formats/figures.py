@@ -168,7 +168,7 @@ class Sheet:
 
 
 def _cut(name: str, cells: int) -> str:
-    """Return a name as it is shown, of at most so many cells; the last is an ellipsis then."""
+    """Return a name that fits into `cells` columns; one that was cut ends in an ellipsis."""
     name = fmt.visible(name)
     return name if cell_len(name) <= cells else f"{set_cell_size(name, cells - 1).rstrip()}\N{HORIZONTAL ELLIPSIS}"
 

@@ -1,6 +1,6 @@
 """What static draft trees would give on the text that a run measured, by exact replay of ranks.
 
-There is no verdict: verification of trees is not timed. The mathematics of trees stands in `theory`.
+There is no verdict: verification of trees is not timed. `theory/trees.py` has the formulas.
 """
 
 from __future__ import annotations
