@@ -1,6 +1,6 @@
 """Checks alphaprof on a GPU: that its results are right there, how fast it is, and what memory it takes.
 
-    python scripts/gpu_check.py                                    # every part, at most 480 seconds
+    python scripts/gpu_check.py                                    # every part, at most 360 seconds
     python scripts/gpu_check.py --parts columns,steps --seconds 120
     python scripts/gpu_check.py --device cpu --tiny                # every part on tiny shapes, without a GPU
 
@@ -51,6 +51,8 @@ PARTS = {
     "memory:waiting": "the scoring loop does not wait for the device",
     "speed:scoring": "scoring against bare forward passes",
     "speed:kernels": "statistics kernels against the memory's bandwidth",
+    "speed:compiled": "statistics kernels against the same in torch, compiled",
+    "generation:generation": "texts of a decode loop with a recorded step against those of generate",
     "speed:run": "positions a second, end to end",
 }
 
@@ -159,7 +161,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, epilog=f"parts:\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", default="", help="names of parts or groups, with commas between; default: all")
-    parser.add_argument("--seconds", type=float, default=480, help="after which no more is begun (default 480)")
+    parser.add_argument("--seconds", type=float, default=360, help="after which no more is begun (default 360)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: says whether the parts run, not how fast")
     parser.add_argument("--model", type=Path, help="a folder with a small real model, for the parts that can use one")

@@ -297,6 +297,26 @@ def kernels(setting: Setting) -> Iterator[Line]:
         setting.clean()
 
 
+def compiled(setting: Setting) -> Iterator[Line]:
+    """The reference statistics by `torch.compile` against the kernels, which are worth their lines beyond 1.5 times."""
+    from alphaprof.profiling.scoring import gpu_statistics as triton_statistics
+    from alphaprof.profiling.scoring import statistics
+
+    setting = within(setting, 60)
+    by_torch = torch.compile(statistics.columns, dynamic=False, backend="eager" if setting.tiny else "inductor")
+    rows = 2 if setting.tiny else 1024
+    for width in (320,) if setting.tiny else (128_256, 32_000):
+        ways = {
+            name: lambda work=work, width=width: kernel_seconds(setting, work, width, rows)
+            for name, work in (("kernels", triton_statistics.measured), ("compiled", by_torch))
+        }
+        taken = in_turn(ways, 1 if setting.tiny else 3, lambda work: work())
+        found = ratios(taken, "compiled", "kernels")
+        text = f"statistics, V {width:,}, {rows} rows: compiled torch takes {spread(found)} times as long as the kernels"
+        yield Line(text, {"width": width, "ratio": found, "seconds": taken})
+        setting.clean()
+
+
 def bandwidth(setting: Setting) -> float:
     """Bytes a second that a large copy on the device reads and writes."""
     size = 2**32 if setting.on_gpu else 2**22
