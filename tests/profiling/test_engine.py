@@ -32,7 +32,7 @@ from alphaprof.profiling.timing.latency import BudgetSpent, Timed
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.reader import Run
 from tests.commands.test_import import failure, invoke
-from tests.engine import OPTIONS, fake_python, written_profile
+from tests.engine import OPTIONS, ROOT, fake_python, written_profile
 from tests.loops import each
 from tests.runs import Silent
 
@@ -510,9 +510,12 @@ def test_a_real_vllm_decodes_the_rounds_of_the_replay(tmp_path: Path, stories15m
     python = os.environ.get(VLLM)
     if python is None:
         pytest.skip(f"{VLLM} does not name the python of an environment with vLLM: see scripts/engine_check.sh")
-    profile = written_profile(tmp_path, python, str(stories15m))
+    path = written_profile(tmp_path, python, str(stories15m))
+    pard = {"kind": "pard", "model": str(ROOT / "tests" / "golden" / "pard_stories15m"), "depths": 3}
+    profile = changed(path, drafts=yaml.safe_load(path.read_text())["drafts"] | {"pard": pard})
     result = invoke("validate", profile, *OPTIONS, "--repeats", "1", "--format", "json")
     assert result.exit_code in (0, 13), result.output
     found = json.loads(result.stdout)
     assert found["plain_same_text"] == 6
+    assert {cell["draft"] for cell in found["cells"]} == {"ngram", "head", "pard"}
     assert {(cell["same_text"], cell["same_rounds"]) for cell in found["cells"]} == {(6, 6)}
