@@ -27,7 +27,6 @@ from alphaprof.stats.estimate import Array
 
 MEASURED, VLLM, TABLE, ROOFLINE, NONE = "measured", "vllm", "table", "roofline", "none"
 TIMED = (MEASURED, VLLM)  # with the run
-MEASURED_HERE = "by step times measured here with transformers"
 SURER = {  # by source: how to get more precise step times
     MEASURED: MORE_ROUNDS,
     VLLM: "time more rounds on an idle machine",
@@ -132,7 +131,7 @@ def shape_of(name: str, facts: ModelFacts) -> ModelShape:
 
 def no_shape(name: str, architecture: str) -> CostsUnreadable:
     """Return the error of a model whose step times a roofline cannot compute."""
-    hint = "give step times instead: costs: {source: table, path: FILE}, or {source: vllm}; none without (docs/costs.md)"
+    hint = "give step times: costs: {source: table, path: FILE} or {source: vllm}; {source: none} for acceptance alone"
     return CostsUnreadable(f"a roofline needs the shape of {name}, but {architecture} has no known shape", hint)
 
 
@@ -279,7 +278,7 @@ class CostModel:
         """How a verdict that rests on these times begins."""
         options = self.options
         if options.source == MEASURED:
-            return MEASURED_HERE
+            return f"by {'' if self.device == 'cpu' else 'eager '}step times measured here with transformers"
         if options.source == VLLM:
             return f"by step times of {timed_with(self.manifest)} measured here"
         if isinstance(options, TableCosts):

@@ -743,7 +743,7 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     options = with_costs(options, progress.say)
     costs = options.costs
     if not isinstance(costs, MeasuredCosts):
-        hint = "add --set costs.source=vllm, or measured: by transformers, eagerly on a GPU"
+        hint = "add --set costs.source=vllm, or costs.source=measured (by transformers, eager on a GPU)"
         raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", hint)
     with in_memory(), RunWriter.opened(out) as run:
         models = begun(options, run, progress)
