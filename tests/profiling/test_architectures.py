@@ -161,6 +161,11 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 }
 
 
+OLD = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23)
+NEEDS_STATES = pytest.mark.skipif(OLD, reason="this transformers keeps recurrent states otherwise: hybrids are refused")
+
+
+@NEEDS_STATES
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_steps_of_hybrids_verify_the_text_and_leave_recurrent_states_as_they_were(name: str) -> None:
     """The logits of steps after the context are those of a pass over the whole text: after every other step, in a batch."""
@@ -178,6 +183,7 @@ def test_steps_of_hybrids_verify_the_text_and_leave_recurrent_states_as_they_wer
             steps.step(9)
 
 
+@NEEDS_STATES
 def test_a_recurrent_state_that_is_not_taken_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache has its old length all the same."""
     torch.manual_seed(0)
