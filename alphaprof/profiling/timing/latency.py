@@ -168,7 +168,10 @@ def measure(
         rows |= {tuple(row[name] for name in KEY): row for row in timed}
     if not rows:
         raise BudgetSpent("; ".join([*left_out, *late])) if late else NotTimed("; ".join(left_out))
-    prefills = _timed_prefills(list(subjects.prefills(costs.context)), clock)
+    jobs = list(subjects.prefills(costs.context))  # no part of a round: each by its own median
+    times = clock.rounds([[job] for job in jobs], 0, 1, MOST_PREFILLS)
+    clock.end_part()
+    prefills = [table_row(job.key, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
     if not prefills:
         late.append(f"reading prompts: costs.budget ({costs.budget:g} s) was spent")
     ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
@@ -265,13 +268,6 @@ def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, T
     numbered = [[(next(indices), job) for job in block] for block in blocks]
     for order in itertools.cycle((numbered, numbered, numbered[::-1], numbered[::-1])):
         yield list(itertools.chain.from_iterable(order))
-
-
-def _timed_prefills(jobs: Sequence[TimedStep], clock: TimeBudget) -> list[dict[str, Any]]:
-    """Return rows of prefills, which are no part of a round: each by its own median. None without time for one of each."""
-    times = clock.rounds([[job] for job in jobs], 0, 1, MOST_PREFILLS)
-    clock.end_part()
-    return [table_row(job.key, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
 
 
 def _timed_steps(
