@@ -1,7 +1,7 @@
 """Checks alphaprof on a GPU: that its results are right there, how fast it is, and what memory it takes.
 
     python scripts/gpu_check.py                                    # every part, at most 360 seconds
-    python scripts/gpu_check.py --parts columns,steps --seconds 120
+    python scripts/gpu_check.py --parts columns,cost --seconds 120
     python scripts/gpu_check.py --device cpu --tiny                # every part on tiny shapes, without a GPU
 
 No network and no model is needed: models of named shapes are made on the device with random weights. Lines are printed as
@@ -46,7 +46,6 @@ PARTS = {
     "heads:depths": "a draft head's depths in one pass against its steps, one by one",
     "heads:training": "steps of training a head: time, memory, and a loss that falls",
     "heads:cost": "scoring with a draft head against bare passes, and what its steps cost",
-    "speed:steps": "step times against the roofline",
     "memory:halving": "batches are halved when memory runs out",
     "memory:waiting": "the scoring loop does not wait for the device",
     "speed:scoring": "scoring against bare forward passes",

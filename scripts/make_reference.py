@@ -65,7 +65,7 @@ GROUPS = (
     (options.SampledContinuation, "`continuation` with `kind: sampled`"),
     (options.GivenContinuation, "`continuation` with `kind: given`"),
     (options.TextContinuation, "`continuation` with `kind: text`"),
-    (options.MeasuredCosts, "`costs` with `source: measured`, the default, or `vllm`"),
+    (options.MeasuredCosts, "`costs` with `source: auto`, the default, `measured` or `vllm`"),
     (options.TableCosts, "`costs` with `source: table`"),
     (options.RooflineCosts, "`costs` with `source: roofline`"),
     (options.NoCosts, "`costs` with `source: none`"),

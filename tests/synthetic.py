@@ -650,7 +650,6 @@ def latency(recipe: Recipe) -> pa.Table:
             "p90_ms": 1.2 * ms,
             "relative_error": recipe.timing_error,
             "repeats": 20,
-            "mode": "eager",
             "rounds_ms": [],
         }
         for model, step, tokens, ms in steps

@@ -68,6 +68,6 @@ def test_a_gpu_that_is_lost_ends_the_run_with_the_parts_that_are_left(
     monkeypatch.setattr(gpu_check, "import_module", lambda name: SimpleNamespace(columns=part))
     record = gpu_check.Record(tmp_path, {})
     setting = Setting(torch.device("cpu"), True, gpu_check.time.monotonic() + 60, tmp_path)
-    gpu_check.run_all(["correctness:columns", "speed:steps", "memory:waiting"], setting, record)
+    gpu_check.run_all(["correctness:columns", "speed:scoring", "memory:waiting"], setting, record)
     assert [line["ok"] for line in record.lines] == [True, False]
-    assert record.lines[1]["text"].endswith("in a new process: --parts steps,waiting")
+    assert record.lines[1]["text"].endswith("in a new process: --parts scoring,waiting")

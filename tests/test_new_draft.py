@@ -109,8 +109,8 @@ def load(name: str, draft: OracleDraft, options: Any, target: Any, tokenizer: An
     from alphaprof.profiling.decoding.drafters import drafter_of
     from alphaprof.profiling.timing.steppers import TimedStep, round_steps
 
-    def searches(draft: Oracle, text: Ids, batch: int, context: int, longest: int, mode: str) -> list[list[TimedStep]]:
-        return [[TimedStep(draft.name, "lookup", 1, batch, context, mode, lambda: batch * COST_MS / 1e3)]]
+    def searches(draft: Oracle, text: Ids, batch: int, context: int, longest: int) -> list[list[TimedStep]]:
+        return [[TimedStep(draft.name, "lookup", 1, batch, context, lambda: batch * COST_MS / 1e3)]]
 
     drafter_of.register(Oracle, lambda draft, *_, **__: AtWork(draft))
     round_steps.register(Oracle, searches)

@@ -119,9 +119,10 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
         trial = max(TRIED, len(few))
         plan = profile_with_models(options.model_copy(update={"data": few, "shard_documents": trial}), run, progress, trial)
         # Whether steps can be timed, at the first batch size and context. An engine would need the memory of these models.
-        if isinstance(options.costs, MeasuredCosts) and options.costs.source == "measured":
-            first = {"concurrency": options.costs.concurrency[:1], "context": options.costs.context[:1], "repeats": 3}
-            time_steps_of(plan, options.costs.model_copy(update=first), progress)
+        costs = plan.options.costs
+        if isinstance(costs, MeasuredCosts) and costs.source == "measured":
+            first = {"concurrency": costs.concurrency[:1], "context": costs.context[:1], "repeats": 3}
+            time_steps_of(plan, costs.model_copy(update=first), progress)
         progress.say("looking at data")
         corpus = Corpus(options, plan.tokenizer, plan.target.context, plan.target.vocabulary, plan.target.served)
         seen = list(itertools.islice(corpus, FIRST))

@@ -33,6 +33,22 @@ ACCELERATORS = {
         ("rtx-4090", 1.008, 165, 24),
     )
 }
+# What CUDA and ROCm call them. Others of the same family (A10G, H100 NVL, RTX 4090 D, a part of a GPU) have other figures.
+DEVICES = {
+    "NVIDIA A10": "a10",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA B200": "b200",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H200": "h200",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40S": "l40s",
+    "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI300X OAM": "mi300x",
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+}
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,8 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise ProfileInvalid(f"{option}: {shown(text)} is not a YAML value", "quote it for YAML and for the shell") from None
     if keys == ["costs", "source"]:
         costs = tree.get("costs")
-        if (costs.get("source", "measured") if isinstance(costs, dict) else "measured") != value:
+        before = costs.get("source", "auto") if isinstance(costs, dict) else "auto"
+        if before != value and (before, value) != ("auto", "measured"):
             tree["costs"] = {}  # options of another source mean nothing to this one
     node: Any = tree
     for depth, key in enumerate(keys):

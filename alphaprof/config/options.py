@@ -43,6 +43,7 @@ REMOVED: dict[str, str] = {
     "min_route_gain": NO_POOLS,
     "route": NO_POOLS,
     "serve_as": AS_MEANT,
+    "mode": "leave it out: all steps are eager; write source: vllm for those of an engine with CUDA graphs",
     # At the top of a profile, in continuations, in rooflines and in execution.
     "engine": "write vllm: {python: ...} at the top, writer: vllm in a continuation, preset: sglang-h200 in costs, and "
     "workers: N in execution",
@@ -119,13 +120,14 @@ class TargetOptions(ModelOptions):
 class DraftOptions(Options):
     """Base of the options of drafts. A class adds its `kind`, a Literal, and is listed in DRAFTS. `loader`: the
     module:function that loads such a draft, called like `profiling.models.kinds.load_draft`; `has_steps`, `by_depth`: what
-    the facts of such a draft say, before one is loaded.
+    the facts of such a draft say, before one is loaded; `in_vllm`: whether vLLM has a method for it.
     """
 
     kind: str
     loader: ClassVar[str]
     has_steps: ClassVar[bool] = True
     by_depth: ClassVar[bool] = False
+    in_vllm: ClassVar[bool] = True
 
     @property
     def own_model(self) -> ModelOptions | None:
@@ -153,6 +155,7 @@ class LayerSkipDraft(DraftOptions):
     """The target without some of its layers: shared weights, its own KV cache."""
 
     loader = "alphaprof.profiling.models.kinds:load_layer_skip"
+    in_vllm = False
     kind: Literal["layer_skip"]
     drop_layers: Indices = Field(description="0-based indices of the target's layers to leave out")
 
@@ -373,7 +376,11 @@ class MeasuredCosts(Options):
     vLLM (vllm).
     """
 
-    source: Literal["measured", "vllm"] = "measured"
+    source: Literal["auto", "measured", "vllm"] = Field(
+        "auto",
+        description="auto: measured on a CPU; on a GPU a roofline of it (preset: sglang-h200), since transformers launches "
+        "every kernel by itself there, which engines do not. measured on a GPU: eager steps",
+    )
     concurrency: BatchSizes = Field(
         [1], description="sequences per batch, one number or several: a report says up to which size a draft pays"
     )
@@ -390,10 +397,6 @@ class MeasuredCosts(Options):
         ge=0,
         description="maximum seconds of timing, which stops earlier once the cost of a round is known to 2%. If this is "
         "too short, larger batch sizes and longer contexts have no times",
-    )
-    mode: Literal["auto", "eager"] = Field(
-        "auto",
-        description="(source: measured) auto: static cache, and CUDA graphs if available; eager: as validate decodes",
     )
 
 

@@ -279,8 +279,8 @@ class ProfileOptions(Options):
 
     @field_validator("costs", mode="before")
     @classmethod
-    def _measured_by_default(cls, costs: Any) -> Any:
-        return {"source": "measured"} | costs if isinstance(costs, dict) else costs
+    def _auto_by_default(cls, costs: Any) -> Any:
+        return {"source": "auto"} | costs if isinstance(costs, dict) else costs
 
     def problems(self) -> Iterator[str]:
         """Yield contradictions between the decision, the costs and the data."""
@@ -331,6 +331,19 @@ class ProfileOptions(Options):
     def uses_engine(self) -> bool:
         """Whether the run needs the engine."""
         return self.costs.source == "vllm" or bool(self.written_by_engine())
+
+    def with_costs(self, accelerator: str | None, tp: int = 1) -> ProfileOptions:
+        """Return the same with what `costs.source: auto` means: a roofline of `tp` accelerators, or measured times where
+        there is none.
+        """
+        costs = self.costs
+        if costs.source != "auto":
+            return self
+        if accelerator is None:
+            return self.model_copy(update={"costs": costs.model_copy(update={"source": "measured"})})
+        given = {"concurrency": costs.concurrency} if "concurrency" in costs.model_fields_set else {}
+        computed = RooflineCosts(source="roofline", accelerator=accelerator, tp=tp, preset="sglang-h200", **given)
+        return self.model_copy(update={"costs": computed})
 
     def models(self) -> dict[str, ModelOptions]:
         """Return the models by their names in messages: the target, and drafts that are models of their own."""

@@ -26,7 +26,7 @@ BLOCK = 16  # rows of a DFlash block, if its files are not here
 AFTER = """\
 continuation: {kind: greedy, max_new_tokens: 256}   # temperature 0; else {kind: sampled, temperature: 0.7, top_p: 0.9}
 decision: {min_speedup: 1.10, confidence: 0.95}     # GO if the speedup's lower bound reaches min_speedup
-# Step times are measured here by default. Your engine's are more relevant: docs/costs.md, docs/vllm.md
+# Step times are measured on a CPU, computed on a GPU. Your engine's are more relevant: docs/costs.md, docs/vllm.md
 # costs: {source: roofline, accelerator: h200, preset: sglang-h200}
 """
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.config.hardware import ACCELERATORS, ENGINES
-from alphaprof.config.options import CostOptions, RooflineCosts, TableCosts
+from alphaprof.config.options import CostOptions, MeasuredCosts, RooflineCosts, TableCosts
 from alphaprof.costs.roofline import ModelShape, draft_memory, step_ms
 from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
@@ -27,7 +27,6 @@ from alphaprof.stats.estimate import Array
 
 MEASURED, VLLM, TABLE, ROOFLINE, NONE = "measured", "vllm", "table", "roofline", "none"
 TIMED = (MEASURED, VLLM)  # with the run
-MEASURED_HERE = "by step times measured here with transformers"
 SURER = {  # by source: how to get more precise step times
     MEASURED: MORE_ROUNDS,
     VLLM: "time more rounds on an idle machine",
@@ -126,11 +125,14 @@ def _standard_error(factor: float) -> float:
 def shape_of(name: str, facts: ModelFacts) -> ModelShape:
     """Return the shape of a model of a run. Raises `CostsUnreadable` if it is not known."""
     if facts.shape is None:
-        raise CostsUnreadable(
-            f"a roofline needs the shape of {name}, but {facts.architecture} has no known shape",
-            "give step times instead: costs: {source: table, path: FILE} (docs/costs.md)",
-        )
+        raise no_shape(name, facts.architecture)
     return ModelShape(**facts.shape)  # type: ignore[arg-type]
+
+
+def no_shape(name: str, architecture: str) -> CostsUnreadable:
+    """Return the error of a model whose step times a roofline cannot compute."""
+    hint = "give step times: costs: {source: table, path: FILE} or {source: vllm}; {source: none} for acceptance alone"
+    return CostsUnreadable(f"a roofline needs the shape of {name}, but {architecture} has no known shape", hint)
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,6 @@ class Cost:
     concurrencies: tuple[int, ...]
     context: float  # the documents' mean, or the nearest that there is a time for
     contexts: tuple[int, ...]  # those that times were taken at
-    mode: str | None  # eager, cuda_graph; None: not known
     threads: int | None  # of torch, where the device is a CPU
     overhead_ms: float | None  # added to every target step of a table or roofline
     factor: float | None  # 90% of published speedups lie within it of a roofline's; None: measured or a table
@@ -203,7 +204,6 @@ class CostModel:
     table: StepTable
     options: CostOptions
     manifest: Manifest
-    mode: str | None
     gamma: int
     context: float
     padded: bool = False
@@ -278,7 +278,7 @@ class CostModel:
         """How a verdict that rests on these times begins."""
         options = self.options
         if options.source == MEASURED:
-            return MEASURED_HERE
+            return f"by {'' if self.device == 'cpu' else 'eager '}step times measured here with transformers"
         if options.source == VLLM:
             return f"by step times of {timed_with(self.manifest)} measured here"
         if isinstance(options, TableCosts):
@@ -295,22 +295,21 @@ def open_costs(
     `CostsUnreadable`, also for rounds of which it is not known what they drafted.
     """
     manifest = run.manifest
-    gamma, mode, others = max(run.gammas), None, tuple[str, ...]()
+    gamma, others = max(run.gammas), tuple[str, ...]()
     if options.source == NONE:
         return None
-    if manifest.drafting != CHAIN and options.source not in TIMED:
+    if manifest.drafting != CHAIN and not isinstance(options, MeasuredCosts):
         raise CostsUnreadable(
             f"step times cannot be used for {run.path}: it was served with {manifest.drafting} drafting, so drafts of its "
             "rounds are not known",
             "leave costs out: tokens per round need none",
         )
-    if options.source in TIMED:
+    if isinstance(options, MeasuredCosts):
         latency = run.latency()
         measured = latency.to_pylist() if latency is not None else []
         if not any(row["step"] == "decode" for row in measured):
             return None
         rows: Sequence[StepRow] = measured_rows(measured, manifest.environment.get("timing_waiting") or 0.0)
-        mode = measured[0]["mode"]
     elif isinstance(options, TableCosts):
         from alphaprof.costs.engine_table import read_engine_table  # which most reports do without
 
@@ -320,7 +319,7 @@ def open_costs(
         rows, others = read_engine_table(Path(options.path), models, lookups, options.overhead_ms, _heads(manifest))
     elif isinstance(options, RooflineCosts):
         rows = _roofline(manifest, options, gamma, context)
-    return CostModel(StepTable(rows), options, manifest, mode, gamma, context or 0.0, others=others, contexts=contexts or {})
+    return CostModel(StepTable(rows), options, manifest, gamma, context or 0.0, others=others, contexts=contexts or {})
 
 
 def measured_rows(latency: Sequence[Mapping[str, Any]], waiting: float = 0.0) -> list[StepRow]:
@@ -391,7 +390,6 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         concurrencies=costs.concurrencies,
         context=min(max(costs.context, contexts[0]), contexts[-1]),
         contexts=contexts if options.source != ROOFLINE else (),
-        mode=costs.mode,
         threads=environment["torch_threads"] if options.source == MEASURED and target.device == "cpu" else None,
         overhead_ms=options.overhead_ms if isinstance(options, TableCosts | RooflineCosts) else None,
         factor=factor,

@@ -64,8 +64,7 @@ def profile_on_ray(
             if texts_only:
                 progress.say(road.TEXTS_WRITTEN.format(run.path))
                 return run
-            if isinstance(options.costs, MeasuredCosts) and not road.is_timed(run):
-                driver.write_times(options.costs)
+            driver.write_times()
             driver.write_rows()
         progress.say("counting totals")
         run.finish(write_totals)
@@ -274,8 +273,11 @@ class Driver:
         else:  # no work for a GPU
             road.write_texts(road.Models(self._options, Staged(run), self._progress), run, self._progress)
 
-    def write_times(self, costs: MeasuredCosts) -> None:
-        """Write the step times, which one actor measures while no other is there."""
+    def write_times(self) -> None:
+        """Write the step times, if there are any to measure, by one actor while no other is there."""
+        costs = self._options.costs
+        if not isinstance(costs, MeasuredCosts) or road.is_timed(self._run):
+            return
         self._progress.start("timing steps", None, "parts")
         for times in self._answers("time", [(road.first_prompts(self._run), costs)], 1):
             road.write_times(self._run, times)

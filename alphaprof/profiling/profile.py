@@ -10,7 +10,7 @@ import gc
 import itertools
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from alphaprof.config.hardware import ACCELERATORS, DEVICES
 from alphaprof.config.options import (
     MeasuredCosts,
     RooflineCosts,
@@ -38,7 +39,7 @@ from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
 from alphaprof.profiling.engine.client import TRIED, vllm_version
-from alphaprof.profiling.engine.steps import speculation, time_engines
+from alphaprof.profiling.engine.steps import no_method, time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models import hub
@@ -49,7 +50,9 @@ from alphaprof.profiling.models.load import (
     is_out_of_memory,
     load_model,
     load_tokenizer,
+    require_shape,
     special_ids,
+    target_device,
     token_count,
     tokenizer_fingerprint,
 )
@@ -76,10 +79,8 @@ from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import (
     DOCUMENTS,
     LATENCY,
-    DraftFacts,
     Environment,
     Manifest,
-    ModelFacts,
     differences,
     differing,
     now,
@@ -124,9 +125,9 @@ def profile(
             if texts_only:
                 progress.say(TEXTS_WRITTEN.format(run.path))
                 return run
-            if isinstance(options.costs, MeasuredCosts) and part.index == 0 and not is_timed(run):
-                text = first_prompts(run)
-                write_times(run, time_models(models, run.manifest, text, options.costs, progress))
+            costs = models.options.costs
+            if isinstance(costs, MeasuredCosts) and part.index == 0 and not is_timed(run):
+                write_times(run, time_models(models, run.manifest, first_prompts(run), costs, progress))
             write_rows(models, run, progress)
             progress.say("counting totals")
             run.finish(write_totals)
@@ -236,18 +237,18 @@ def begun(
     """Load the models, stage the prompts of a new run, check what can fail later, and write the manifest. `first`: this many
     documents, default all. Raises the errors of `errors.py`.
     """
-    if isinstance(costs := options.costs, TableCosts):  # before weights are loaded
-        models = [name for name, draft in options.drafts.items() if draft.has_steps]
-        lookups = [name for name in options.drafts if name not in models]
-        heads = [name for name, draft in options.drafts.items() if draft.by_depth]
-        read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
+    options = with_costs(options, progress.say)
+    require_costs(options)
     loaded = load(options, progress, reuse, units=units)
     if first is not None and isinstance(loaded.documents, Corpus):
         loaded = dataclasses.replace(loaded, documents=dataclasses.replace(loaded.documents, limit=first))
     options, documents = loaded.options, loaded.documents
     texts = address_of(storage_of(reuse)) if reuse else None
     manifest = dataclasses.replace(manifest_of(loaded), reused=texts, part=str(part))
-    require_costs(options, manifest.target, manifest.drafts)
+    if isinstance(options.costs, RooflineCosts):  # of heads, and of .gguf files
+        for name, facts in manifest.models.items():
+            if facts is manifest.target or manifest.drafts[name].has_steps:
+                shape_of(name, facts)
     if isinstance(documents, Reused):
         _require_same_target(documents.run, manifest)
     staged = _stage(loaded, run, part, progress)
@@ -295,7 +296,7 @@ def load(
     """
     reused = Reused.open(reuse, options, units) if reuse else None
     if reused is not None:  # its text is that of the target in its dtype
-        options = as_measured(options, reused.run.manifest)
+        options = with_dtype(options, reused.run.manifest.profile.target.dtype)
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     staged = staged or reused
@@ -353,17 +354,50 @@ def _environment(name: str, device: torch.device, options: ProfileOptions | None
     }
 
 
-def require_costs(options: ProfileOptions, target: ModelFacts, drafts: Mapping[str, DraftFacts]) -> None:
-    """Raise `CostsUnreadable` for a model whose step times cannot be computed, and `EngineFailed` for a draft that vLLM does
-    not have: before anything is measured.
+def with_costs(options: ProfileOptions, say: Callable[[str], None]) -> ProfileOptions:
+    """Return the options with what `costs.source: auto` means on the target's device; `say`: why on a GPU. Raises
+    `ProfileInvalid` for a GPU whose figures are not known.
     """
-    if isinstance(options.costs, RooflineCosts):
-        for name, facts in {TARGET: target, **drafts}.items():
-            if facts is target or drafts[name].has_steps:
-                shape_of(name, facts)
-    elif options.costs.source == "vllm":
+    if options.costs.source != "auto":
+        return options
+    device = target_device(options.target)
+    if device.type != "cuda":
+        return options.with_costs(None)
+    name = torch.cuda.get_device_name(device)
+    if name not in DEVICES:
+        known = ", ".join(ACCELERATORS)
+        raise ProfileInvalid(
+            f"on a GPU step times are computed by default, but the figures of {name} are not known",
+            f"write costs: {{source: vllm}} to measure them, {{source: roofline, accelerator: NAME}} ({known}), "
+            "or {source: none} (docs/costs.md)",
+        )
+    count = torch.cuda.device_count() if options.target.device_map else 1
+    say(
+        f"step times are computed for {f'{count} x ' if count > 1 else ''}{DEVICES[name]} (costs: roofline): on a GPU "
+        "transformers launches every kernel by itself, which engines do not; costs: {source: vllm} measures theirs"
+    )
+    return options.with_costs(DEVICES[name], count)
+
+
+def require_costs(options: ProfileOptions) -> None:
+    """Raise what shows before weights are loaded: `CostsUnreadable` for a table that cannot be used and for a model whose
+    step times cannot be computed, and `EngineFailed` for a draft that vLLM does not have.
+    """
+    costs, drafts = options.costs, options.drafts
+    models = [name for name, draft in drafts.items() if draft.has_steps]
+    heads = [name for name in models if drafts[name].by_depth]
+    if isinstance(costs, TableCosts):
+        lookups = [name for name in drafts if name not in models]
+        read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
+    elif isinstance(costs, RooflineCosts):
+        own = {name: drafts[name].own_model for name in models if name not in heads}
+        for name, model in {TARGET: options.target, **own}.items():
+            if model is not None and not model.is_gguf:
+                require_shape(name, model)
+    elif costs.source == "vllm":
         for name, draft in drafts.items():
-            speculation(options, name, draft, max(options.gammas))
+            if not draft.in_vllm:
+                raise no_method(name, draft.kind)
 
 
 def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environment) -> Iterator[dict[str, str]]:
@@ -461,8 +495,12 @@ def goes_on(
 
 
 def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
-    """Return the options with the target's dtype of a run that was made already, if they leave it to auto."""
-    return with_dtype(options, manifest.profile.target.dtype)
+    """Return the options with the target's dtype and the source of step times of a run that was made already, if they leave
+    these to auto.
+    """
+    stored = manifest.profile
+    where = (stored.costs.accelerator, stored.costs.tp) if isinstance(stored.costs, RooflineCosts) else (None,)
+    return with_dtype(options.with_costs(*where), stored.target.dtype)
 
 
 def _require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> None:
@@ -630,7 +668,7 @@ def time_models(models: Models, manifest: Manifest, text: Ids, costs: MeasuredCo
             progress.start("timing steps", 100, "parts")
             return time_engines(options, options.vllm, manifest.target, manifest.drafts, costs, progress.say, tick)
         loaded = models.loaded()
-        subjects = latency.Subjects(loaded.target, loaded.drafts, text, max(options.gammas), costs.mode, progress.say)
+        subjects = latency.Subjects(loaded.target, loaded.drafts, text, max(options.gammas))
         progress.start("timing steps", 100, "parts")
         return latency.measure(subjects, costs, tick, progress.say, options.decision.concurrency)
 
@@ -702,9 +740,11 @@ def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
     """Return a run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
     `StepsNotTimed` if a model's steps cannot be timed.
     """
+    options = with_costs(options, progress.say)
     costs = options.costs
     if not isinstance(costs, MeasuredCosts):
-        raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", "add --set costs.source=measured")
+        hint = "add --set costs.source=vllm, or costs.source=measured (by transformers, eager on a GPU)"
+        raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", hint)
     with in_memory(), RunWriter.opened(out) as run:
         models = begun(options, run, progress)
         write_times(run, time_models(models, run.manifest, first_prompts(run), costs, progress))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from alphaprof.costs.cost_model import NONE, ROOFLINE, TIMED, Cost
+from alphaprof.costs.cost_model import MEASURED, NONE, ROOFLINE, TIMED, Cost
 from alphaprof.costs.rounds import Timing, halves_disagree, slow_tail
 from alphaprof.render.format import count, many, percent, short, text_kind
 from alphaprof.report.answer import Answer, Note, RunFacts, Traffic
@@ -178,6 +178,8 @@ def _cost_notes(cost: Cost, facts: RunFacts) -> Found:
         yield note("not_covered", covered=cost.covered, rows="; ".join(cost.lacking))
     if cost.source == ROOFLINE:
         yield note("not_measured", accuracy=cost.accuracy)
+    if cost.source == MEASURED and cost.threads is None:
+        yield note("eager")
     decode = cost.target_ms.get(1, 0.0)
     if faster := [tokens for tokens, ms in cost.target_ms.items() if ms < SLOW_BASELINE * decode]:
         yield note("slow_baseline", tokens=faster[0])

@@ -93,8 +93,15 @@ NOTES: Mapping[str, NoteKind] = {
     ),
     "not_measured": NoteKind(
         "step times were computed, not measured: {accuracy}",
-        "time the steps of your engine before you deploy",
+        "time the steps in your vLLM before you deploy: costs: {{source: vllm}} (docs/vllm.md), or give a table. On a GPU "
+        "this is the default: transformers launches every kernel by itself there, which engines do not",
         "times",
+    ),
+    "eager": NoteKind(
+        "steps were timed on a GPU with transformers, which launches every kernel by itself, for target and drafts alike: "
+        "engines do not, so a draft may cost more or less there",
+        "time the steps in your vLLM before you deploy: costs: {{source: vllm}} (docs/vllm.md), or give a table",
+        "own times",
     ),
     "cut_by_length": NoteKind(
         "{share} of the texts were cut at max_new_tokens: {direction}",

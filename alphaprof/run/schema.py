@@ -230,9 +230,6 @@ LATENCY_COLUMNS = (
     ),
     Column("repeats", pa.int32(), "Timed rounds.", low=1),
     Column(
-        "mode", CATEGORY, "How the step was run: eager, cuda_graph (static cache, recorded once), or vllm (by that engine)."
-    ),
-    Column(
         "rounds_ms",
         pa.list_(pa.float32()),
         "Time in each round. Round i times all steps of one batch and context together, so a slowdown cancels in ratios.",

@@ -1,4 +1,4 @@
-"""How fast a GPU is at what the product does: its steps, its scoring, its kernels and its runs.
+"""How fast a GPU is at what the product does: its scoring, its kernels and its runs.
 
 Seconds are those between two events on the GPU's own time line (on a CPU by the wall clock), medians of several after one to
 warm up; versions that are compared take turns. Aims are judged on a GPU with real shapes only. Tiny shapes on a CPU show
@@ -8,7 +8,6 @@ that the parts run: their figures mean nothing.
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
@@ -16,30 +15,22 @@ from statistics import median
 import numpy as np
 import torch
 
-from alphaprof.config.hardware import ACCELERATORS
-from alphaprof.config.options import RooflineCosts
-from alphaprof.costs.cost_model import roofline_ms
-from alphaprof.costs.roofline import ModelShape
 from alphaprof.profiling.models.draft import Arrays, DraftPass
 from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
-from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, shape_of
+from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN
 from alphaprof.profiling.models.teacher_forced import recorded
 from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.scorer import Layout, Scorer, by_document, position_table
 from alphaprof.profiling.scoring.statistics import ProcessedLogits
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
-from alphaprof.profiling.texts.corpus import Document, Ids
-from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode, fitted, seconds, stepper
+from alphaprof.profiling.texts.corpus import Document
+from alphaprof.profiling.timing.steppers import seconds
 from alphaprof.rules import DEFAULT_RULES
 from alphaprof.run.parquet import table_content
 from scripts.gpu.setting import Line, Setting, documents, random_texts
 
 TARGET, DRAFT = "llama-3.1-8b", "llama-3.2-1b"
-PAIRS = ((TARGET, DRAFT), ("qwen3-8b", "qwen3-0.6b"))
-TOKENS = (1, 2, 5, 9)
-SPREAD = 4.0  # logits of these models lie that many times as far apart as those of real ones
-ASSUMED = "h200"  # where the GPU is in no table
 MOST_STATISTICS, MOST_SCORING = 0.10, 1.05
 
 
@@ -97,118 +88,6 @@ def _logits(one: DraftPass, rows: torch.Tensor, rows_at_once: int) -> None:
     for depth in range(1, one.depths + 1):
         for start in range(0, len(rows), rows_at_once):
             one.logits(rows[start : start + rows_at_once], depth)
-
-
-def accelerator(setting: Setting) -> str:
-    """The GPU's name in the roofline's table; ASSUMED where it is not in it."""
-    name = torch.cuda.get_device_name(setting.device) if setting.on_gpu else "cpu"
-    words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    found = [key for key in ACCELERATORS if set(key.split("-")) <= words]
-    return found[0] if found else ASSUMED
-
-
-def steps(setting: Setting) -> Iterator[Line]:
-    """Step times, as CUDA graphs, and what the roofline says."""
-    setting = within(setting, 100)
-    roofline = RooflineCosts(source="roofline", accelerator=accelerator(setting))
-    for pair in PAIRS[:1] if setting.tiny else PAIRS:
-        for name in pair:
-            if setting.left() <= 0:
-                yield Line(f"{name}: no time left")
-                continue
-            model = setting.loaded(name, setting.dtypes[0])
-            text = np.random.default_rng(0).integers(0, model.vocabulary, 8192).astype(np.int32)
-            mode, line = way(setting, model, text)
-            yield line
-            for batch, context in cells(setting):
-                yield cell(setting, model, text, (batch, context), mode, roofline)
-                setting.clean()
-            del model
-            setting.clean()
-
-
-def cells(setting: Setting) -> list[tuple[int, int]]:
-    """Batch sizes and contexts that steps are timed at."""
-    contexts, batches = ((16,), (1, 2)) if setting.tiny else ((2048, 8192), (1, 8, 32, 64))
-    return [(batch, context) for context in contexts for batch in batches]
-
-
-@torch.inference_mode()
-def way(setting: Setting, model: Model, text: Ids) -> tuple[str, Line]:
-    """How a model's steps are timed, as the product chooses it; on a GPU it is to be as graphs. And whether a recorded step
-    chooses what an eager one chooses, and how much faster it is at batch 1.
-    """
-    text = fitted(text, model, 16 if setting.tiny else 2048, max(TOKENS))
-    mode = common_mode([model], text, "auto")
-    if setting.on_gpu and mode != GraphStepper.mode:
-        try:
-            stepper(model, text, 1, max(TOKENS), GraphStepper.mode)
-            reason = "and yet they can be recorded"
-        except NotTimed as error:
-            reason = str(error)
-        return mode, Line(f"{model.reference}: steps cannot be recorded as graphs: {reason}", ok=False)
-    recorded, eager = GraphStepper(model, text), Stepper(model, text)
-    differ, close = compared(recorded, eager)
-    faster = {}
-    for tokens in TOKENS:
-        pairs = [(eager.step(tokens), recorded.step(tokens)) for _ in range(2 if setting.tiny else 5)][1:]
-        faster[tokens] = [1000 * median(column) for column in zip(*pairs, strict=True)]
-    words = ", ".join(f"{tokens}: {ours:.2f} and {theirs:.2f}" for tokens, (ours, theirs) in faster.items())
-    words += f"; {differ} of {sum(TOKENS)} choices differ, {close} more at near ties"
-    figures = {"eager_and_graph_ms": faster, "differ": differ, "differ_close": close}
-    return mode, Line(f"{model.reference}, one text, ms by tokens, eager and as a graph: {words}", figures, not differ)
-
-
-def compared(recorded: GraphStepper, eager: Stepper) -> tuple[int, int]:
-    """How many choices of recorded steps are others than those of eager ones: where the two best logits lie apart, and where
-    rounding may have chosen.
-    """
-    model = eager.model
-    differ = close = 0
-    for tokens in TOKENS:
-        chosen = recorded._choose(tokens).clone()
-        recorded._take_back(tokens)
-        output = model.network(input_ids=eager.next[:, :tokens], past_key_values=eager.cache, use_cache=True)
-        eager._take_back(tokens)
-        best = output.logits.float().topk(2)
-        other = chosen != best.indices[..., 0]
-        sure = best.values[..., 0] - best.values[..., 1] > SPREAD * NOISE[model.dtype]
-        differ += int((other & sure).sum())
-        close += int((other & ~sure).sum())
-    return differ, close
-
-
-@torch.inference_mode()
-def cell(setting: Setting, model: Model, text: Ids, place: tuple[int, int], mode: str, roofline: RooflineCosts) -> Line:
-    """Times of one batch size and context beside the roofline's, or why there are none."""
-    batch, context = place
-    where = f"{model.reference}, {batch} x {context} tokens"
-    if setting.left() <= 0:
-        return Line(f"{where}: no time left")
-    times: dict[int, list[float]] = {tokens: [] for tokens in TOKENS}
-    try:
-        subject = stepper(model, fitted(text, model, context, max(TOKENS)), batch, max(TOKENS), mode)
-        for _ in range(2 if setting.tiny else 5):
-            for tokens in TOKENS:
-                times[tokens].append(1000 * subject.step(tokens))
-    except (RuntimeError, NotTimed) as error:
-        if is_out_of_memory(error):
-            return Line(f"{where}: skipped, they do not fit into memory")
-        return Line(f"{where}: {str(error).splitlines()[0][:200]}", ok=False)
-    shape = ModelShape(**(shape_of(model.network) or {}))
-    rows = [
-        {
-            "model": model.reference,
-            "batch": batch,
-            "context": context,
-            "tokens": tokens,
-            "ms": median(ms[1:]),
-            "roofline_ms": roofline_ms(roofline, shape, True, tokens, batch, context),
-        }
-        for tokens, ms in times.items()
-    ]
-    words = ", ".join(f"{row['tokens']}: {row['ms']:.2f} ({row['ms'] / row['roofline_ms']:.3g} x)" for row in rows)
-    return Line(f"{where}, {mode}, ms by tokens (times the roofline): {words}", {"steps": rows})
 
 
 def scoring(setting: Setting) -> Iterator[Line]:

@@ -89,7 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         (folder / name / "manifest.json").write_text(text)
     begun = write_run(folder / "begun")
-    config = load_profile(folder / "profile.yaml", limit=1).model_dump(mode="json")
+    config = load_profile(folder / "profile.yaml", limit=1).with_costs(None).model_dump(mode="json")
     altered(begun, config=config)
     (folder / "taken").mkdir()
     (folder / "taken" / "notes.txt").write_text("mine")

@@ -12,9 +12,10 @@ import transformers
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.kinds import DraftModel, layer_skip
 from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
-from alphaprof.profiling.timing.steppers import Stepper
+from alphaprof.profiling.timing.steppers import NotTimed, Stepper, stepper
 from tests.conftest import slow
 from tests.loops import each
+from tests.profiling.modules import spread
 
 pytestmark = pytest.mark.models
 
@@ -136,16 +137,65 @@ def test_layers_of_other_models_cannot_be_skipped() -> None:
 def test_steps_leave_the_cache_as_it_was_sliding_windows_included(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     with torch.inference_mode():
-        stepper = Stepper(DraftModel("target", network(name), "model", name), np.arange(60, dtype=np.int32))
-        forward = stepper.model.network.forward
+        steps = stepper(DraftModel("target", network(name), "model", name), np.arange(60, dtype=np.int32), 2, 9)
+        forward = steps.model.network.forward
 
         def spy(**arguments: Any) -> Any:
             output = forward(**arguments)
             seen.append(output.logits[0, 0].clone())
             return output
 
-        monkeypatch.setattr(stepper.model.network, "forward", spy)
+        monkeypatch.setattr(steps.model.network, "forward", spy)
         for tokens in (1, 5, 1, 9, 1):
-            stepper.step(tokens)
+            steps.step(tokens)
     assert all(torch.allclose(logits, seen[0], atol=1e-5) for logits in seen)
-    assert stepper.cache.get_seq_length() == 60
+    assert steps.past_key_values.get_seq_length() == 60
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "FalconH1Config": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1},
+    "Qwen3NextConfig": EXPERTS
+    | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    "NemotronHConfig": {"hybrid_override_pattern": "M*M-", "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8}
+    | {"n_groups": 1},
+}
+
+
+OLD = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23)
+NEEDS_STATES = pytest.mark.skipif(OLD, reason="this transformers keeps recurrent states otherwise: hybrids are refused")
+
+
+@NEEDS_STATES
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_steps_of_hybrids_verify_the_text_and_leave_recurrent_states_as_they_were(name: str) -> None:
+    """The logits of steps after the context are those of a pass over the whole text: after every other step, in a batch."""
+    torch.manual_seed(0)
+    config = getattr(transformers, name)(**COMMON | {"head_dim": 8} | HYBRIDS[name])
+    net = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    text = np.random.default_rng(0).integers(0, 250, 30).astype(np.int32)
+    with torch.inference_mode():
+        steps = stepper(DraftModel("target", net, "model", name), text, 3, 9)
+        assert len(steps._recurrent) >= 2
+        whole = net(input_ids=torch.cat([torch.from_numpy(text).expand(3, -1), steps.input_ids], 1), use_cache=False).logits
+        for tokens in (1, 5, 1, 9, 2):
+            torch.testing.assert_close(steps.logits(tokens), whole[:, 30 : 30 + tokens], atol=1e-5, rtol=0)
+            steps.take_back(tokens)
+            steps.step(9)
+
+
+@NEEDS_STATES
+def test_a_recurrent_state_that_is_not_taken_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has its old length all the same."""
+    torch.manual_seed(0)
+    config = transformers.FalconH1Config(**COMMON | {"head_dim": 8} | HYBRIDS["FalconH1Config"])
+    net = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    spread(net)  # else states hardly matter
+    monkeypatch.setattr(Stepper, "take_back", lambda self, tokens: self.past_key_values.crop(-tokens))
+    with torch.inference_mode(), pytest.raises(NotTimed, match="cannot undo steps: the next one has other logits"):
+        stepper(DraftModel("target", net, "model", "t"), np.arange(30, dtype=np.int32), 1, 5)
+
+
+def test_a_model_without_attention_is_not_timed() -> None:
+    net = transformers.AutoModelForCausalLM.from_config(transformers.MambaConfig(hidden_size=32, num_hidden_layers=2)).eval()
+    with torch.inference_mode(), pytest.raises(NotTimed, match=r"target \(MambaForCausalLM\) cannot undo steps"):
+        stepper(DraftModel("target", net, "model", "t"), np.arange(30, dtype=np.int32), 1, 5)

@@ -19,7 +19,6 @@ from alphaprof.profiling.scoring import scorer as module
 from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
-from alphaprof.profiling.timing.steppers import GraphStepper, Stepper, common_mode, stepper
 from tests.reference import LOGGED_RULES
 from tests.tiny import llama, noisy
 
@@ -168,19 +167,3 @@ def test_sampled_text_in_float32_does_not_depend_on_its_batch_or_the_device() ->
         alone = dataclasses.replace(document, document=document.document + 10)
         for target in (on_cpu, on_gpu):
             assert generate(target, [alone], TOKENS)[0].ids.tolist() == together[document.document]
-
-
-def test_a_recorded_step_writes_the_keys_of_an_eager_one() -> None:
-    """Step times on a GPU are those of CUDA graphs over a static cache; what they compute is the same."""
-    target, _ = models("cuda", torch.float32)
-    text = np.arange(40, dtype=np.int32)
-    with torch.inference_mode():
-        eager, graph = Stepper(target, text, 2), GraphStepper(target, text, 2)
-        chosen = stepper(target, text, 2, 5, common_mode([target], text, "auto"))
-        assert (chosen.mode, chosen.length()) == ("cuda_graph", 40)
-        for tokens in (1, 5, 1):
-            assert graph.step(tokens) > 0
-            assert graph.length() == 40
-        assert torch.equal(eager._choose(5), graph._choose(5))
-        for one, other in zip(eager.cache.layers, graph.cache.layers, strict=True):
-            assert torch.allclose(one.keys, other.keys[:, :, :45], atol=1e-4)

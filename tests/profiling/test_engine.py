@@ -24,7 +24,7 @@ from alphaprof.costs.timing import reach
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
 from alphaprof.profiling.engine.client import VllmEngine, vllm_version
 from alphaprof.profiling.engine.server import KEY, VllmServer
-from alphaprof.profiling.engine.steps import FORCED, MODE, PLAIN, EngineSteps, steps_of_rounds, time_engines
+from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineSteps, speculation, steps_of_rounds, time_engines
 from alphaprof.profiling.engine.vllm_worker import Forced
 from alphaprof.profiling.profile import load, require_costs
 from alphaprof.profiling.timing import latency
@@ -280,7 +280,6 @@ def test_validate_by_vllm_decodes_the_rounds_of_the_replay(
         assert cell["measured_round_ms"] is None
     latency = Run.open(tmp_path / "run").latency()
     assert latency is not None
-    assert set(latency["mode"].to_pylist()) == {MODE}
 
 
 # What can go wrong
@@ -324,12 +323,12 @@ def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
             vllm_version(VllmOptions(python=python))
 
 
-def test_a_draft_that_vllm_does_not_have_is_refused_before_any_text_is_written(tmp_path: Path) -> None:
+def test_a_draft_that_vllm_does_not_have_has_no_speculation(tmp_path: Path) -> None:
+    """`profile` refuses it before, by its options."""
     options = load_profile(written_profile(tmp_path, "python", "model"))
-    require_costs(options, facts(True), {"ngram": facts(False), "head": facts(True)})
-    skip = dataclasses.replace(facts(True), engine_method=None)
+    require_costs(options)
     with pytest.raises(EngineFailed, match="vLLM has no method for draft head"):
-        require_costs(options, facts(True), {"ngram": facts(False), "head": skip})
+        speculation(options, "head", dataclasses.replace(facts(True), engine_method=None), 2)
 
 
 @pytest.mark.demo_model

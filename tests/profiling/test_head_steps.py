@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from functools import partial
 from typing import Any
@@ -11,16 +12,19 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaConfig
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import measured_rows
 from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
 from alphaprof.costs.steps import StepTable
+from alphaprof.profiling.heads.dflash import DFlash
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import Eagle3
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle3, Reading
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.heads.network import HeadNetwork
+from alphaprof.profiling.heads.p_eagle import PEagle
+from alphaprof.profiling.heads.pard import Pard
 from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing.latency import Subjects, measure
@@ -84,6 +88,77 @@ def test_steps_are_those_of_a_round_and_leave_the_cache_as_it_was(monkeypatch: p
         drafted.clear()
 
 
+MTP = {"ReusedModule": ReusedModule, "ChainedModules": ChainedModules}
+ONE_PASS = {"mask": 3, "drafts": 3}
+
+
+def at_work(name: str) -> tuple[Model, HeadNetwork]:
+    """A random head of a kind that has a cache of its own, and its target. A chain has two modules."""
+    if name in MTP:
+        network = modules.target("glm4_moe", num_nextn_predict_layers=2, **modules.GLM)
+        parts = modules.modules_of(network, 1 + (name == "ChainedModules"))
+        return DraftModel("target", network, "model", "t"), MTP[name](parts, modules.VOCABULARY)
+    model = target()
+    config = LlamaConfig(**model.network.config.to_dict() | {"num_hidden_layers": 2})
+    shared = {EMBEDDING: model.network.get_input_embeddings().weight, LM_HEAD: model.network.lm_head.weight}
+    head: HeadNetwork = {
+        "Eagle3": partial(Eagle3, config, Reading(LAYERS), width=32, target=shared),
+        "PEagle": partial(PEagle, config, Reading(LAYERS), width=32, target=shared, **ONE_PASS),
+        "Pard": partial(Pard, config, **ONE_PASS),
+        "DFlash": partial(DFlash, config, LAYERS, mask=3, rows=4, target=shared),
+    }[name]()
+    torch.manual_seed(4)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model, head.eval().requires_grad_(False)
+
+
+CACHES = ["Eagle3", "PEagle", "Pard", "DFlash", *(pytest.param(name, marks=modules.NEEDS_MTP) for name in MTP)]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CACHES)
+def test_steps_share_one_cache_and_compute_what_they_do_in_copies_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit, in any order; and nothing of 2 to 4 GB is copied before each step."""
+    model, network = at_work(name)
+    ids, features = read(model, network, TEXT % model.vocabulary)
+    steps = HeadStepper(network, ids, features, 3, LONGEST)
+    filled = copy.deepcopy(steps._cache, {id(network): network})
+
+    def states(cache: Any, tokens: int) -> list[torch.Tensor]:
+        state, token = steps.extended(cache, tokens)
+        return [state, cache.deepen(token, state, 2)]
+
+    for tokens in (2, 1, 4, 1, 3, 2):
+        expected = states(copy.deepcopy(filled, {id(network): network}), tokens)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "__deepcopy__", pytest.fail)
+            assert min(steps.first(tokens), steps.later()) > 0
+            found = states(steps.cache(), tokens)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@torch.inference_mode()
+@modules.NEEDS_MTP
+def test_a_later_step_of_a_chain_is_that_of_a_round_and_reads_no_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second module reads the base that was verified since its last step, and the new one."""
+    model, chain = at_work("ChainedModules")
+    ids, features = read(model, chain, TEXT % model.vocabulary)
+    steps, seen = HeadStepper(chain, ids, features, 3, LONGEST), list[tuple[int, int]]()
+    run = ChainedModules.run
+
+    def spy(self: ChainedModules, module: int, tokens: torch.Tensor, *others: Any) -> torch.Tensor:
+        seen.append((module, tokens.shape[1]))
+        return run(self, module, tokens, *others)
+
+    monkeypatch.setattr(ChainedModules, "run", spy)
+    steps.later()
+    steps.later()
+    assert seen == [(0, 1), (1, 2)] * 2
+
+
 def test_features_of_a_text_are_the_targets_states_beside_each_other() -> None:
     model = target()
     ids, features = read(model, random_head(model, LAYERS).network, TEXT)
@@ -108,7 +183,6 @@ def test_every_step_of_a_round_is_timed_and_a_report_finds_it() -> None:
     steps = [*(("draft_first", tokens) for tokens in range(1, LONGEST + 1)), ("draft", 1)]
     cells = [(*step, batch, 24) for batch in (1, 2) for step in steps]
     assert mine == [*cells, ("prefill", 16, 1, 0), ("prefill", 24, 1, 0)]
-    assert {row["mode"] for row in rows} == {"eager"}
     times = StepTable(measured_rows(rows)).times("head", LONGEST - 1, 2, 24)
     assert times is not None
     assert list(times.draft_first) == [1, 2, 3, 4]
@@ -192,11 +266,11 @@ def test_a_roofline_moves_and_computes_what_the_steps_do(name: str) -> None:
     shape = network.shape()
     assert shape is not None
     for tokens in (1, 3):
-        cache = steps._copy()
-        products, parameters = counted(partial(steps._extended, cache, tokens))
+        cache = steps.cache()
+        products, parameters = counted(partial(steps.extended, cache, tokens))
         assert products == flops(shape, Load(tokens, 3))
         assert bytes_moved(shape, Load(tokens, 3)) == 4 * parameters
-    state, token = steps._extended(cache, 1)
+    state, token = steps.extended(cache, 1)
     products, parameters = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
     assert products == flops(shape.later, Load(1, 3))
     assert bytes_moved(shape.later, Load(1, 3)) == 4 * parameters
@@ -226,13 +300,13 @@ def test_a_reused_module_has_steps_and_shapes() -> None:
     model, network = reused()
     ids, features = read(model, network, TEXT % 7)
     steps = HeadStepper(network, ids, features, 3, LONGEST)
-    first = [steps._extended(steps._copy(), 2)[0] for _ in range(2)]
+    first = [steps.extended(steps.cache(), 2)[0] for _ in range(2)]
     assert torch.equal(*first)
     assert min(steps.first(2), steps.later()) > 0
     shape = network.shape()
     assert shape is not None
-    cache = steps._copy()
-    state, token = steps._extended(cache, 1)
+    cache = steps.cache()
+    state, token = steps.extended(cache, 1)
     products, _ = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
     assert products == flops(shape.later, Load(1, 3))
     draft = HeadDraft("head", network, model, "mtp", "h", "mtp", 3)

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.timing import latency, steppers
 from alphaprof.profiling.timing.latency import WARM_UP, BudgetSpent, Subjects, measure
-from alphaprof.profiling.timing.steppers import GraphStepper, NotTimed, Stepper, common_mode
+from alphaprof.profiling.timing.steppers import NotTimed, Stepper, stepper
 from tests.loops import each
 from tests.tiny import llama, noisy
 
@@ -25,19 +26,19 @@ TEXT = np.arange(10, dtype=np.int32)
 
 def test_a_step_feeds_its_tokens_on_top_of_the_context_and_takes_them_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
-        stepper = Stepper(DraftModel("target", llama(), "model", "t"), np.resize(TEXT, 32))
+        found = Stepper(DraftModel("target", llama(), "model", "t"), np.resize(TEXT, 32))
         seen = []
-        forward = stepper.model.network.forward
+        forward = found.model.network.forward
 
         def spy(**arguments: object) -> object:
             seen.append((arguments["input_ids"].shape[1], arguments["past_key_values"].get_seq_length()))
             return forward(**arguments)
 
-        monkeypatch.setattr(stepper.model.network, "forward", spy)
+        monkeypatch.setattr(found.model.network, "forward", spy)
         for tokens in (1, 5, 2, 1):
-            assert stepper.step(tokens) > 0
+            assert found.step(tokens) > 0
     assert seen == [(1, 32), (5, 32), (2, 32), (1, 32)]
-    assert stepper.cache.get_seq_length() == 32
+    assert found.past_key_values.get_seq_length() == 32
 
 
 def steps(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -80,7 +81,7 @@ def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> N
     ]
     assert sum(ticks) == pytest.approx(1)
     assert min(ticks) >= 0
-    assert all(row["p10_ms"] <= row["p90_ms"] and row["mode"] == "eager" for row in rows)
+    assert all(row["p10_ms"] <= row["p90_ms"] for row in rows)
     assert [row["repeats"] for row in rows[:11]] == [5] * 11
     assert {row["repeats"] for row in rows[11:]} == {5}
     assert all(len(row["rounds_ms"]) == row["repeats"] for row in rows)
@@ -88,13 +89,13 @@ def test_every_length_and_draft_is_timed_and_a_short_context_is_respected() -> N
 
 def test_batches_and_contexts_are_timed_crosswise_with_as_many_texts_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
-    choose = Stepper._choose
+    logits = Stepper.logits
 
-    def spy(self: Stepper, tokens: int) -> None:
-        seen.add((self.next.shape[0], self.length(), tokens))
-        choose(self, tokens)
+    def spy(self: Stepper, tokens: int) -> torch.Tensor:
+        seen.add((self.input_ids.shape[0], self.past_key_values.get_seq_length(), tokens))
+        return logits(self, tokens)
 
-    monkeypatch.setattr(Stepper, "_choose", spy)
+    monkeypatch.setattr(Stepper, "logits", spy)
     costs = MeasuredCosts(context=[12, 8], concurrency=[3, 1], repeats=3)
     table = measure(Subjects(DraftModel("target", llama(), "model", "t"), [], TEXT, 1), costs, ignored).table
     cells = [(1, 8), (1, 12), (3, 8), (3, 12)]
@@ -114,11 +115,11 @@ class Clockwork:
         monkeypatch.setattr(latency.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(Subjects, "waited_s", lambda _: waiting * self.now)
 
-        def step(stepper: Stepper, tokens: int) -> float:
+        def step(timed: Stepper, tokens: int) -> float:
             taken = step_s * tokens * float(np.exp(noise * self.rng.standard_normal()))
             self.now += taken
-            self.order.append((stepper.model.name, tokens))
-            stepper.settling_s = tokens / 1e3
+            self.order.append((timed.model.name, tokens))
+            timed.crop_s = tokens / 1e3
             return taken
 
         def read(model: Model, text: object) -> float:
@@ -128,7 +129,6 @@ class Clockwork:
 
         monkeypatch.setattr(Stepper, "step", step)
         monkeypatch.setattr(steppers, "prefill", read)
-        monkeypatch.setattr(steppers, "_tried", lambda new, longest: new)  # no time passes before the rounds
 
 
 def subjects_of_two_tokens() -> Subjects:
@@ -221,16 +221,32 @@ def test_the_share_of_the_time_that_timing_waits_for_a_processor(waiting: float)
     assert found == (None if math.isnan(waiting) else pytest.approx(waiting))
 
 
-def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = Stepper._choose
+@pytest.mark.parametrize("forgotten", [3, 0])
+def test_a_cache_that_a_step_changes_is_refused(monkeypatch: pytest.MonkeyPatch, forgotten: int) -> None:
+    """One that stays longer than it was, and one as long as it was that holds something else."""
+    crop = DynamicCache.crop
 
-    def full(self: Stepper, tokens: int) -> None:
+    def changed(self: DynamicCache, tokens_to_remove: int) -> None:
+        crop(self, tokens_to_remove + forgotten)
+        for layer in self.layers:
+            layer.values[:, :, -1] += 0.1
+
+    monkeypatch.setattr(DynamicCache, "crop", changed)
+    model = DraftModel("target", llama(), "model", "t")
+    with torch.inference_mode(), pytest.raises(NotTimed, match=r"target \(.*\) cannot undo steps"):
+        stepper(model, np.resize(TEXT, 32), 1, 5)
+
+
+def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = Stepper.logits
+
+    def full(self: Stepper, tokens: int) -> torch.Tensor:
         """The longest step of the larger batch finds no room."""
         if self.batch * tokens > 4:
             raise torch.OutOfMemoryError("out of memory")
-        choose(self, tokens)
+        return logits(self, tokens)
 
-    monkeypatch.setattr(Stepper, "_choose", full)
+    monkeypatch.setattr(Stepper, "logits", full)
     costs = MeasuredCosts(context=8, concurrency=[1, 4], repeats=3)
     subjects = Subjects(DraftModel("target", llama(), "model", "t"), [], TEXT, 1)
     timed = measure(subjects, costs, ignored)
@@ -243,25 +259,7 @@ def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.Monk
         measure(longer, MeasuredCosts(context=8, repeats=3), ignored)
 
 
-def test_a_static_cache_chooses_what_a_growing_one_does_and_is_cut_back_alike() -> None:
-    """What CUDA graphs record: the same logits, step after step."""
-    model = DraftModel("target", llama(), "model", "t")
-    text = np.resize(TEXT, 32)
-    with torch.inference_mode():
-        for tokens in (1, 5, 2):
-            logits = []
-            for kind in (Stepper, GraphStepper):
-                found = kind(model, text, 2)
-                found.step(3)
-                output = model.network(input_ids=found.next[:, :tokens], past_key_values=found.cache, use_cache=True)
-                logits.append(output.logits)
-                found._take_back(tokens)
-                assert found.length() == 32
-            assert torch.allclose(*logits, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [Stepper, GraphStepper])
-def test_a_batch_is_filled_by_reading_its_text_once(kind: type[Stepper], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_filled_by_reading_its_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its texts are equal. Reading each would take as much memory as the longest prompt times the batch."""
     network, seen = llama(), []
     forward = network.forward
@@ -272,35 +270,15 @@ def test_a_batch_is_filled_by_reading_its_text_once(kind: type[Stepper], monkeyp
 
     monkeypatch.setattr(network, "forward", spy)
     with torch.inference_mode():
-        found = kind(DraftModel("target", network, "model", "t"), np.resize(TEXT, 32), 3)
+        found = Stepper(DraftModel("target", network, "model", "t"), np.resize(TEXT, 32), 3)
         assert seen == [(1, 32)]
-        assert found.length() == 32
-        for layer in found.cache.layers:
+        assert found.past_key_values.get_seq_length() == 32
+        for layer in found.past_key_values.layers:
             assert layer.keys.shape[0] == layer.values.shape[0] == 3
             assert layer.keys.is_contiguous()  # each text has keys of its own in memory, as those of a server have
             assert torch.equal(layer.keys[0], layer.keys[2])
         found.step(2)
     assert seen[1:] == [(3, 2)]
-
-
-def test_all_models_are_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU eagerly, whatever is asked for; on a GPU as graphs where every model can, and eagerly where one cannot."""
-    target, draft = (DraftModel(name, llama(), "model", name) for name in ("target", "draft"))
-    assert common_mode([target, draft], TEXT, "auto") == "eager"
-    monkeypatch.setattr(Model, "device", property(lambda self: torch.device("cuda")))
-    refused, said = list[str](), list[str]()
-
-    def tried(self: GraphStepper, model: Model, text: object, batch: int = 1) -> None:
-        if model.name in refused:
-            raise NotTimed("layers with a window of their own")
-
-    monkeypatch.setattr(GraphStepper, "__init__", tried)
-    monkeypatch.setattr(steppers, "_tried", lambda found, longest: found)
-    assert common_mode([target, draft], TEXT, "auto") == "cuda_graph"
-    assert common_mode([target, draft], TEXT, "eager") == "eager"
-    refused.append("draft")
-    assert common_mode([target, draft], TEXT, "auto", said.append) == "eager"
-    assert said == ["steps are timed as they are launched, without CUDA graphs: layers with a window of their own"]
 
 
 def test_a_search_of_prompt_lookup_is_timed_on_as_many_tokens_as_the_target_has_in_its_cache(

@@ -56,7 +56,6 @@ def step(model: str, kind: str, tokens: int, batch: int, context: int, ms: float
         "p90_ms": ms,
         "relative_error": 0.0,
         "repeats": 5,
-        "mode": "eager",
         "rounds_ms": [],
     }
 
@@ -88,7 +87,7 @@ def rows(batches: tuple[int, ...] = (1, 16, 64), contexts: tuple[int, ...] = (8,
 def timed(path: Path, table: list[dict[str, Any]] | None = None, recipe: Recipe = RECIPE, **costs: Any) -> Run:
     """A synthetic run with these step times."""
     run = write_run(path, recipe)
-    settings = {"source": "measured", "concurrency": [1, 16, 64], "context": [8, 2008], "repeats": 5, "mode": "eager"}
+    settings = {"source": "measured", "concurrency": [1, 16, 64], "context": [8, 2008], "repeats": 5}
     times = pa.Table.from_pylist(table or rows(), schema=arrow_schema(LATENCY_COLUMNS))
     return altered(run, times, config=run.manifest.config | {"costs": settings | costs})
 

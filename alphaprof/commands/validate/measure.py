@@ -71,9 +71,9 @@ def validate(
 
 
 def as_decoded(options: ProfileOptions) -> MeasuredCosts:
-    """Return how steps are timed that shall predict this decoder's: here, one text at a time, without graphs."""
+    """Return how steps are timed that shall predict this decoder's: here, one text at a time, eagerly on a GPU as well."""
     given = options.costs if isinstance(options.costs, MeasuredCosts) else MeasuredCosts()
-    return given.model_copy(update={"concurrency": [1], "mode": "eager"})
+    return given.model_copy(update={"source": "measured", "concurrency": [1]})
 
 
 def _decode_in_turn(

@@ -28,8 +28,8 @@ from alphaprof.errors import EngineFailed
 from alphaprof.profiling.engine.client import VllmEngine
 from alphaprof.profiling.engine.texts import model_arguments
 from alphaprof.profiling.timing.latency import (
+    KEY,
     MOST_PREFILLS,
-    PLACE,
     WARM_UP,
     Array,
     BudgetSpent,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 PLAIN, FORCED = ("plain", 0), ("forced", 0)
 Name = tuple[str, int]  # of a draft, and its speculative tokens
 Kind = tuple[str, str, int]  # of a step: model, step and tokens, as in the latency table
-MODE = "vllm"
 STEPS = 3  # of one kind in a turn, whose median counts
 LEAST_CONTEXT = 8
 LEAST_MS = 1e-3  # of a difference between two times
@@ -149,7 +148,7 @@ class EngineSteps:
             lengths = []  # one engine of a draft is enough
         else:
             lengths = prompt_lengths([min(asked, self._context - 2) for asked in self._costs.context])
-        reads = [TimedStep(name[0], "prefill", length, 1, 0, MODE, partial(self._read, ask, length)) for length in lengths]
+        reads = [TimedStep(name[0], "prefill", length, 1, 0, partial(self._read, ask, length)) for length in lengths]
         times = clock.rounds([[job] for job in reads], 0, 1, MOST_PREFILLS)
         clock.end_part()
         self._prefills |= {(name[0], length): column for length, column in zip(lengths, times.T, strict=True)}
@@ -175,7 +174,7 @@ class EngineSteps:
             return found["ms"] / 1e3
 
         def step(kind: str, tokens: int, proposed: int | None) -> TimedStep:
-            return TimedStep(name[0], kind, tokens, batch, context, MODE, partial(run, proposed))
+            return TimedStep(name[0], kind, tokens, batch, context, partial(run, proposed))
 
         if name == PLAIN:
             return [step("decode", 1, 0)] * 3
@@ -217,8 +216,8 @@ class EngineSteps:
                 f"{place}: {rounds} rounds, costs {how_sure(largest_error(times, round_mixes(list(steps), self._gamma), r))}"
             )
             for kind, ms, each in zip(steps, step_times(times), times.T, strict=True):
-                row = table_row((*kind, batch, self._held(context)), MODE, ms, each, r)
-                rows[tuple(row[name] for name in PLACE)] = row  # vLLM may have room for one of several contexts: the last
+                row = table_row((*kind, batch, self._held(context)), ms, each, r)
+                rows[tuple(row[name] for name in KEY)] = row  # vLLM may have room for one of several contexts: the last
         if not rows:
             raise BudgetSpent("; ".join(late))
         prefills = list(self._prompts_read())
@@ -236,7 +235,7 @@ class EngineSteps:
             ms = column if name == PLAIN[0] else np.maximum(column[:rounds] - plain[:rounds], 0.0)
             if len(ms):
                 model = TARGET if name == PLAIN[0] else name
-                yield table_row((model, "prefill", length, 1, 0), MODE, float(np.median(ms)), ms, 0.0)
+                yield table_row((model, "prefill", length, 1, 0), float(np.median(ms)), ms, 0.0)
 
 
 def steps_of_rounds(
@@ -270,10 +269,15 @@ def steps_of_rounds(
     return {kind: np.maximum(ms, LEAST_MS) for kind, ms in found.items()}
 
 
+def no_method(name: str, kind: str) -> EngineFailed:
+    """Return the error of a draft that vLLM does not have."""
+    hint = "leave this draft out, or take its step times elsewhere (docs/costs.md)"
+    return EngineFailed(f"vLLM has no method for draft {name} of kind {kind}", hint)
+
+
 def speculation(options: ProfileOptions, name: str, facts: DraftFacts, gamma: int) -> dict[str, Any]:
     """Return vLLM's speculative_config for a draft of a profile. Raises `EngineFailed` if vLLM has no method for it."""
     if facts.engine_method is None:
-        hint = "leave this draft out, or take its step times elsewhere (docs/costs.md)"
-        raise EngineFailed(f"vLLM has no method for draft {name} of kind {facts.kind}", hint)
+        raise no_method(name, facts.kind)
     own = options.drafts[name].own_model
     return facts.vllm_speculation(gamma, own.model if own else None, own.revision if own else None)

@@ -165,6 +165,12 @@ class ChainedEntries:
         self._made = [0] * chain.count
         self._given: dict[int, torch.Tensor] = {}
 
+    def __copy__(self) -> ChainedEntries:
+        """See `HeadCache`."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), _made=[*self._made], _given={**self._given})
+        return twin
+
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Module 1 reads the bases; see `HeadCache`."""

@@ -20,7 +20,9 @@ from alphaprof.profiling.models.teacher_forced import FINAL
 
 
 class HeadCache(Protocol):
-    """A head at work on `batch` texts that grow alike."""
+    """A head at work on `batch` texts that grow alike. `copy.copy` returns one that goes on from the same bases while the
+    other waits: both write what is new into the same tensors, behind the bases that they share.
+    """
 
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Take in verified bases that follow those so far: for base i the token x_(i+1) [batch, n] and the features at token

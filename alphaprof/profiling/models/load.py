@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from alphaprof.costs.cost_model import no_shape
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
@@ -365,6 +366,29 @@ def choose_device(device: str) -> torch.device:
     raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", hint)
 
 
+def target_device(options: ModelOptions) -> torch.device:
+    """Return where a model will run, before it is loaded; with a device map, where its first layers do. Raises
+    `ModelUnloadable`.
+    """
+    if options.device_map is None:
+        return choose_device(options.device)
+    return choose_device("cpu" if options.device_map == "cpu" else "auto")
+
+
+def require_shape(name: str, options: ModelOptions) -> None:
+    """Raise `CostsUnreadable` for a model of a run whose shape `shape_of` will not know, by its config alone."""
+    from transformers import AutoConfig
+
+    require_model(options, name)
+    where, arguments = _location(options)
+    with _loading(options.model):
+        config = AutoConfig.from_pretrained(where, **arguments)
+    try:
+        ModelShape.from_config(config.to_dict())
+    except (KeyError, TypeError):
+        raise no_shape(name, next(iter(config.architectures or ()), config.model_type)) from None
+
+
 def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dict[str, float | bool] | None:
     """Return what decides the bytes and FLOPs of a model's steps; None if that is not known of its architecture.
     `weight_bytes`: of a parameter (default: of the dtype).
@@ -463,7 +487,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, by its type or one of the many wordings of torch and its backends,
-    or was raised because of one that does: where memory runs out in a recording of a CUDA graph, ending that fails as well.
+    or was raised because of one that does.
     """
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in str(error) for words in OUT_OF_MEMORY):
         return True

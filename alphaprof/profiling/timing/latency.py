@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import (
     GO_ROUNDS,
     LEAST_ROUNDS,
@@ -30,16 +30,7 @@ from alphaprof.costs.timing import (
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import (
-    NotTimed,
-    TimedStep,
-    common_mode,
-    fitted,
-    prefills,
-    prompt_steps,
-    round_steps,
-    stepper,
-)
+from alphaprof.profiling.timing.steppers import NotTimed, TimedStep, fitted, prefills, prompt_steps, round_steps, stepper
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
@@ -51,7 +42,7 @@ MOST_PREFILLS = 5  # a prefill takes as long as many steps, and matters less
 PREFILL_SHARE = 0.1  # of the budget: kept for prefills, which come last
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 NORMAL = 1.96  # standard errors in half a 95% interval, for readers of one number
-PLACE = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
+KEY = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
 Array = np.ndarray[Any, Any]
 
 
@@ -77,39 +68,31 @@ class Timed:
 
 @dataclass
 class Subjects:
-    """Models that are timed here, with the real token ids that fill caches. `asked`: `mode` of `MeasuredCosts`. Raises
-    `NotTimed` for a model without a cache that can be cut back.
+    """Models that are timed here, all of them eagerly, with the real token ids that fill caches. Raises `NotTimed` for a
+    model without a cache that can be cut back.
     """
 
     target: Model
     drafts: Sequence[Draft]
     text: Ids
     gamma: int
-    asked: str = "auto"
-    say: Callable[[str], None] = lambda _: None
-
-    @cached_property
-    def mode(self) -> str:
-        """How all of them can be run."""
-        models = [self.target, *(model for draft in self.drafts for model in draft.models)]
-        return common_mode(models, self.text, self.asked, self.say)
 
     def cell(self, batch: int, context: int) -> list[list[TimedStep]]:
         """Return the steps at one batch size and context in blocks that each run without a break, the target's decode step
         first. Raises `NotTimed`.
         """
-        target, longest = self.target, self.gamma + 1
-        own = stepper(target, fitted(self.text, target, context, longest), batch, longest, self.mode)
-        blocks = [[own.timed("target", "verify" if tokens > 1 else "decode", tokens)] for tokens in range(1, longest + 1)]
-        blocks[-1].append(own.settling("target"))
+        longest = self.gamma + 1
+        target = stepper(self.target, fitted(self.text, self.target, context, longest), batch, longest)
+        blocks = [[target.timed(TARGET, "verify" if tokens > 1 else "decode", tokens)] for tokens in range(1, longest + 1)]
+        blocks[-1].append(target.bookkeeping(TARGET))
         for draft in self.drafts:
-            blocks += round_steps(draft, self.text, batch, own.context, longest, self.mode)
+            blocks += round_steps(draft, self.text, batch, target.context, longest)
         return blocks
 
     def prefills(self, contexts: Sequence[int]) -> Iterator[TimedStep]:
         """Yield what reading prompts of such lengths takes, one at a time: a server reads prompts as they come."""
         lengths = prompt_lengths(contexts)
-        yield from prefills("target", self.target, self.text, lengths)
+        yield from prefills(TARGET, self.target, self.text, lengths)
         for draft in self.drafts:
             yield from prompt_steps(draft, self.text, lengths)
 
@@ -167,25 +150,28 @@ def measure(
     clock = TimeBudget(costs, tick, subjects.waited_s)
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     left_out, late = [], []
-    for (batch, context), place in cells_of(costs, first).items():
+    for (batch, context), words in cells_of(costs, first).items():
         try:
             clock.require_time()
-            timed = _timed_steps(subjects, subjects.cell(batch, context), clock, place, say)
+            timed = _timed_steps(subjects, subjects.cell(batch, context), clock, words, say)
         except BudgetSpent as error:
-            late.append(f"{place}: {error}")
+            late.append(f"{words}: {error}")
             continue
         except RuntimeError as error:
             if batch == 1 or not is_out_of_memory(error):
                 raise
-            left_out.append(f"{place} do not fit into memory")
+            left_out.append(f"{words} do not fit into memory")
             continue
         finally:
             clock.end_part()
-        # A model whose own context is short is timed at the same place for several contexts: the last one counts.
-        rows |= {tuple(row[name] for name in PLACE): row for row in timed}
+        # A model whose own context is short is timed at the same length for several contexts: the last one counts.
+        rows |= {tuple(row[name] for name in KEY): row for row in timed}
     if not rows:
         raise BudgetSpent("; ".join([*left_out, *late])) if late else NotTimed("; ".join(left_out))
-    prefills = _timed_prefills(list(subjects.prefills(costs.context)), clock)
+    jobs = list(subjects.prefills(costs.context))  # no part of a round: each by its own median
+    times = clock.rounds([[job] for job in jobs], 0, 1, MOST_PREFILLS)
+    clock.end_part()
+    prefills = [table_row(job.key, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
     if not prefills:
         late.append(f"reading prompts: costs.budget ({costs.budget:g} s) was spent")
     ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
@@ -255,10 +241,10 @@ class TimeBudget:
     def _round(self, order: Sequence[tuple[int, TimedStep]], begun: float, share: float) -> Array | None:
         """Return times in ms [steps] of one round; None if the budget ended before its last step."""
         ms = np.empty(len(order))
-        for place, job in order:
+        for index, job in order:
             if time.monotonic() >= self._until:
                 return None
-            ms[place] = 1e3 * job.run()
+            ms[index] = 1e3 * job.run()
             self._steps += 1
             self._advance((time.monotonic() - begun) / share if share > 0 else 1.0)
         return ms
@@ -278,29 +264,16 @@ def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, T
     """Yield the numbered steps in the order of each round: two rounds forwards and two backwards, so that slow growth
     favors no step, neither in all rounds nor in every second one. Steps of one block keep their order.
     """
-    places = itertools.count()
-    numbered = [[(next(places), job) for job in block] for block in blocks]
+    indices = itertools.count()
+    numbered = [[(next(indices), job) for job in block] for block in blocks]
     for order in itertools.cycle((numbered, numbered, numbered[::-1], numbered[::-1])):
         yield list(itertools.chain.from_iterable(order))
 
 
-def _timed_prefills(jobs: Sequence[TimedStep], clock: TimeBudget) -> list[dict[str, Any]]:
-    """Return rows of prefills, which are no part of a round: each by its own median. None without time for one of each."""
-    times = clock.rounds([[job] for job in jobs], 0, 1, MOST_PREFILLS)
-    clock.end_part()
-    return [
-        table_row(job.place, job.mode, float(np.median(ms)), ms, 0.0)
-        for job, ms in zip(jobs, times.T, strict=True)
-        if len(ms)
-    ]
-
-
 def _timed_steps(
-    subjects: Subjects, blocks: Sequence[Sequence[TimedStep]], clock: TimeBudget, place: str, say: Callable[[str], None]
+    subjects: Subjects, blocks: Sequence[Sequence[TimedStep]], clock: TimeBudget, words: str, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return rows of one batch size and context, `place` in words. Raises `BudgetSpent` for fewer rounds than a bound
-    needs.
-    """
+    """Return rows of one batch size and context, in `words`. Raises `BudgetSpent` for fewer rounds than a bound needs."""
     jobs = list(itertools.chain.from_iterable(blocks))
     mixes = round_mixes([(job.model, job.step, job.tokens) for job in jobs], subjects.gamma)
     costs, begun = clock.costs, time.monotonic()
@@ -322,11 +295,9 @@ def _timed_steps(
     times = each_once(measured)
     r = correlated(times)
     why = "" if sure(measured) else " (repeats reached)" if len(times) >= costs.repeats else " (budget spent)"
-    rounds = f"{place}: {len(times)} rounds in {time.monotonic() - begun:.0f} s"
+    rounds = f"{words}: {len(times)} rounds in {time.monotonic() - begun:.0f} s"
     say(f"{rounds}, costs {how_sure(largest_error(times, mixes, r))}{why}")
-    return [
-        table_row(job.place, job.mode, ms, each, r) for job, ms, each in zip(jobs, step_times(times), times.T, strict=True)
-    ]
+    return [table_row(job.key, ms, each, r) for job, ms, each in zip(jobs, step_times(times), times.T, strict=True)]
 
 
 def how_sure(error: float) -> str:
@@ -336,7 +307,7 @@ def how_sure(error: float) -> str:
 
 def _with_decode_thrice(blocks: Sequence[Sequence[TimedStep]]) -> tuple[list[Sequence[TimedStep]], list[int]]:
     """Return the blocks of a round with the decode step, which is the first, in the middle and at the end as well, and the
-    places of its three times. All costs are in units of it: its median of three is surer than one, and belongs to the whole
+    indices of its three times. All costs are in units of it: its median of three is surer than one, and belongs to the whole
     round.
     """
     first, *others = blocks
@@ -345,13 +316,12 @@ def _with_decode_thrice(blocks: Sequence[Sequence[TimedStep]]) -> tuple[list[Seq
     return turns, [0, 1 + sum(map(len, others[:middle])), 2 + sum(map(len, others))]
 
 
-def table_row(place: tuple[str, str, int, int, int], mode: str, ms: float, rounds: Array, r: float) -> dict[str, Any]:
-    """Return the row of a step (`PLACE`) that takes `ms`, by its times [rounds] with an autocorrelation `r`."""
+def table_row(key: tuple[str, str, int, int, int], ms: float, rounds: Array, r: float) -> dict[str, Any]:
+    """Return the row of a step (`KEY`) that takes `ms`, by its times [rounds] with an autocorrelation `r`."""
     p10, p90 = np.percentile(rounds, [10, 90])
     error = reach(rounds / ms - 1, r) / NORMAL if ms > 0 else 0.0
     return {
-        **dict(zip(PLACE, place, strict=True)),
-        "mode": mode,
+        **dict(zip(KEY, key, strict=True)),
         "median_ms": ms,
         "p10_ms": p10,
         "p90_ms": p90,

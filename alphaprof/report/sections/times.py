@@ -66,8 +66,8 @@ def draw(report: RunReport) -> Iterator[Block]:
 def _origin(cost: Cost) -> Iterator[str]:
     if cost.source in TIMED:
         threads = f", {fmt.many(cost.threads, 'thread')}" if cost.threads else ""
-        mode = f", {cost.mode}" if cost.mode and cost.source == MEASURED else ""
-        yield f"measured with {cost.engine} on {cost.device}{threads}{mode}"
+        eager = ", eager" if cost.source == MEASURED else ""
+        yield f"measured with {cost.engine} on {cost.device}{threads}{eager}"
     elif cost.source == "table":
         yield f"from the table {cost.device}"
     else:
