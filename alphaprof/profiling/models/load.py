@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from alphaprof.config.options import ModelOptions
 
+Value = TypeVar("Value")
 # Logit differences that batching alone was seen to make: 9e-5 in float32 and 0.125 in bfloat16 (two logits each);
 # float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
 NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
@@ -66,6 +67,11 @@ class Model:
     served: Mapping[str, Any] = field(default_factory=dict)
     quantised: Quantisation | None = None
     choice: DtypeChoice | None = None
+
+    @property
+    def decoder(self) -> Any:
+        """Its embeddings, decoder layers and final norm."""
+        return decoder_of(self.network)
 
     @property
     def device(self) -> torch.device:
@@ -104,10 +110,10 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
+        """The number of parameters that take part in text."""
         if self.quantised is not None:
             return parameters_of(self.network)
-        return sum(parameter.numel() for parameter in self.network.parameters())
+        return sum(weight.numel() for weight in of_text(self.network, self.network.named_parameters()).values())
 
     @property
     def weight_bytes(self) -> float:
@@ -147,8 +153,6 @@ def load_model(
     is where it goes; `extra_eos` are ids that end a text beside those of the model's generation config.
     """
     require_model(options, name)
-    from transformers import AutoModelForCausalLM
-
     where, arguments = _location(options)
     place = choose_device(device or options.device)
     if where != options.model:
@@ -159,6 +163,8 @@ def load_model(
         arguments["use_safetensors"] = True
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
+    if options.attn_implementation is not None:
+        arguments["attn_implementation"] = options.attn_implementation
     if not is_local(options.model):
         with _loading(options.model):
             fetch_descriptions(options)
@@ -167,10 +173,10 @@ def load_model(
         declared = declared_in(folder_of(options), options.model)
     if declared is not None and options.device_map is None:  # kernels are chosen for the device that weights are loaded to
         arguments["device_map"] = {"": place}
-    with _loading(options.model, declared):
+    with _loading(options.model, declared, options.attn_implementation):
         choice = choose_dtype(options, place) if dtype == "auto" else None
         chosen = DTYPES[dtype if choice is None else choice.chosen]
-        network, loaded = AutoModelForCausalLM.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
+        network, loaded = _auto_class(options).from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
     _require_weights(network, loaded, options, quantised=declared is not None)
     require_on_gpus(network, options)
     quantised = None
@@ -183,6 +189,33 @@ def load_model(
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
     return Model(name, network.eval().requires_grad_(False), "model", options.model, served, quantised, choice)
+
+
+def _auto_class(options: ModelOptions) -> Any:
+    """Return what transformers loads a model by: for images and text where its type has no causal language model."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto as auto
+
+    folder = folder_of(options)
+    kind = None if folder is None else settings_in(folder)[0].get("model_type")
+    has_text_alone = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    beside_images = kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not has_text_alone
+    return AutoModelForImageTextToText if beside_images else AutoModelForCausalLM
+
+
+def decoder_of(network: Any) -> Any:
+    """Return what embeds tokens and runs decoder layers and the final norm, whatever holds it beside parts for images."""
+    decoder = network.get_decoder()
+    return getattr(decoder, "model", decoder)  # Llama 4 answers with what holds it and the LM head
+
+
+def of_text(network: Any, weights: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """Return those of some weights, by name, that take part in a network's text: all of its decoder, and others unless
+    their names say that they are for images or sound.
+    """
+    decoder = decoder_of(network)
+    inside = next((f"{name}." for name, module in network.named_modules() if name and module is decoder), "")
+    return {name: value for name, value in weights if name.startswith(inside) or not NOT_THE_TEXT.search(name)}
 
 
 def require_on_gpus(network: PreTrainedModel, options: ModelOptions) -> None:
@@ -221,9 +254,10 @@ def first_three(names: Iterable[str]) -> str:
 
 def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> None:
     """Raise `ModelUnloadable` for weights that the network lacks, which are filled in at random and make every number noise,
-    and for those without a place in it, which belong to another config.
+    and for those without a place in it, which belong to another config. Parts for images and sound are never run.
     """
-    lacking = [str(key) for what in ("missing_keys", "mismatched_keys") for key in loaded.get(what) or ()]
+    lacking = [*of_text(network, ((str(key), None) for key in loaded.get("missing_keys") or ()))]
+    lacking += map(str, loaded.get("mismatched_keys") or ())
     unused = [] if lacking else _unused(network, loaded, options, quantised)
     if lacking or unused:
         problem = "lacks weights of its architecture" if lacking else "holds weights that its config does not use"
@@ -296,9 +330,10 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _loading(reference: str, quantised: object = None) -> Iterator[None]:
+def _loading(reference: str, quantised: object = None, attention: str | None = None) -> Iterator[None]:
     """Turn the many exceptions of transformers into `ModelUnloadable`, and keep its progress bars off the terminal.
-    `quantised`: the config declares a quantisation, whose packages and devices are the likeliest to be missing.
+    `quantised`: the config declares a quantisation, whose packages and devices are the likeliest to be missing; `attention`:
+    the implementation that was asked for.
     """
     try:
         # The bar of the GGUF reader has no switch of its own.
@@ -317,6 +352,8 @@ def _loading(reference: str, quantised: object = None) -> Iterator[None]:
             hint = "download it again, and compare its size with the original's"
         elif "trust_remote_code" in str(error):
             hint = "if you trust its code, set trust_remote_code: true for this model"
+        elif attention is not None and re.search("attention|attn|kernel", str(error), re.IGNORECASE):
+            hint = f"set attn_implementation to what this model and this machine have, not {attention}, or leave it out"
         elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
             hint = f"its weights are quantized: install what transformers asks for, or {WITHOUT}"
         elif not is_local(reference):
@@ -371,8 +408,10 @@ def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dic
     """
     size = float(network.dtype.itemsize)
     weights = weight_bytes or size
+    tied = {"tie_word_embeddings": getattr(network.config, "tie_word_embeddings", False)}
+    settings = network.config.get_text_config().to_dict() | tied
     try:
-        return dataclasses.asdict(ModelShape.from_config(network.config.to_dict(), weight_bytes=weights, kv_bytes=size))
+        return dataclasses.asdict(ModelShape.from_config(settings, weight_bytes=weights, kv_bytes=size))
     except (KeyError, TypeError):
         return None
 
@@ -536,10 +575,10 @@ def to_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def parameters_of(network: PreTrainedModel) -> int:
-    """Return the number of parameters of an architecture, however its weights are packed."""
+    """Return the number of parameters of an architecture that take part in text, however its weights are packed."""
     with torch.device("meta"):
         plain = type(network)(network.config)
-    return sum(parameter.numel() for parameter in plain.parameters())
+    return sum(weight.numel() for weight in of_text(plain, plain.named_parameters()).values())
 
 
 def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -552,6 +591,7 @@ def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.
 
 
 def stored_bytes(network: PreTrainedModel) -> int:
-    """Return bytes of all saved weights, those with several names once."""
-    weights = [item for name, weight in network.state_dict().items() for item in plain_tensors(name, weight)]
+    """Return bytes of all saved weights that take part in text, those with several names once."""
+    named = of_text(network, network.state_dict().items())
+    weights = [item for name, weight in named.items() for item in plain_tensors(name, weight)]
     return sum({tensor.data_ptr(): tensor.nbytes for _, tensor in weights}.values())

@@ -150,6 +150,8 @@ def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> li
         num_beams=1,
         max_new_tokens=limit,
     )
+    if hasattr(target.network.base_model, "rope_deltas"):  # of this batch, but the next one over a cache would read them
+        target.network.base_model.rope_deltas = None
     new = np.asarray(output[:, width:].cpu().numpy(), dtype=np.int32)
     return [finished(document, row, target.eos) for document, row in zip(documents, new, strict=True)]
 
