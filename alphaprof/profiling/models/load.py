@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import inspect
@@ -207,6 +208,16 @@ def decoder_of(network: Any) -> Any:
     """Return what embeds tokens and runs decoder layers and the final norm, whatever holds it beside parts for images."""
     decoder = network.get_decoder()
     return getattr(decoder, "model", decoder)  # Llama 4 answers with what holds it and the LM head
+
+
+def without_hooks(module: Any) -> Any:
+    """Return a shallow copy of a module without what accelerate gave it: a `forward` that runs the module and not the copy.
+    Its parts keep theirs, which bring what they are given to their device.
+    """
+    twin = copy.copy(module)
+    twin.__dict__ = {name: value for name, value in vars(module).items() if name not in ("forward", "_hf_hook")}
+    twin._modules, twin._buffers = dict(module._modules), dict(module._buffers)
+    return twin
 
 
 def of_text(network: Any, weights: Iterable[tuple[str, Value]]) -> dict[str, Value]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alphaprof.profiling.models.load import Model, is_out_of_memory, kept_logits
+from alphaprof.profiling.models.load import Model, is_out_of_memory, kept_logits, without_hooks
 
 
 def shared_layers(target: Any, draft: Any) -> int:
@@ -185,19 +185,16 @@ class TeacherForced:
 
 
 def _without_decoder(model: Model) -> Any:
-    """Return a shallow copy of a model's network that takes last hidden states as its input embeddings: its decoder, and what
-    holds it beside parts for images, pass them through. None if it has no such part. What accelerate gave the network stays
-    behind: its `forward` would run the network and not the copy; parts have others, which bring what they are given to
-    their device.
+    """Return a shallow copy of a model's network that makes logits of the last hidden states that it is given as input
+    embeddings: in place of its decoder, or of what holds it beside parts for images; None if it has no such part.
     """
     network: Any = model.network
     children = network.named_children()
     held = next((name for name, child in children if any(part is model.decoder for part in child.modules())), None)
     if held is None:
         return None
-    clone = copy.copy(network)
-    clone.__dict__ = {name: value for name, value in vars(network).items() if name not in ("forward", "_hf_hook")}
-    clone._modules = dict(network._modules) | {held: _PassThrough(network._modules[held])}
+    clone = without_hooks(network)
+    clone._modules[held] = _PassThrough(network._modules[held])
     return clone
 
 
