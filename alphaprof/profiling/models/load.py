@@ -92,6 +92,11 @@ class Model:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def attn_implementation(self) -> str:
+        """How its decoder computes attention, as transformers names it."""
+        return str(self.network.config.get_text_config()._attn_implementation)
+
+    @property
     def context(self) -> int | None:
         """The longest text in tokens; None if the architecture has no limit."""
         limit = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
