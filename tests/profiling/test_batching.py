@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,6 +89,14 @@ def test_results_keep_their_order_and_each_halving_adds_one_part(items: list[int
 def test_a_single_item_that_does_not_fit_is_named() -> None:
     with pytest.raises(OutOfMemory, match="out of memory on item 3 alone"):
         halving(lambda items: memory_for(0)(items) if 3 in items else items, [1, 2, 3, 4], lambda item: f"item {item}", [])
+
+
+def test_a_single_text_that_eager_attention_cannot_hold_needs_another_attention() -> None:
+    eager, other = (SimpleNamespace(name=way, attn_implementation=way) for way in ("eager", "sdpa"))
+    for models, hint in (([other], "lower max_new_tokens"), ([other, eager], "set attn_implementation of eager to flex_")):
+        with pytest.raises(OutOfMemory) as caught:
+            halving(memory_for(0), [1], str, models)  # type: ignore[arg-type]
+        assert caught.value.hint.startswith(hint)
 
 
 SHORTAGES = [MemoryError(), torch.OutOfMemoryError(), *(RuntimeError(f"device: {words} (12)") for words in OUT_OF_MEMORY)]

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers.models.auto import modeling_auto
 
 from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.models import teacher_forced
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
-from alphaprof.profiling.models.load import Model, load_model
+from alphaprof.profiling.models.load import Model, load_model, shape_of, stored_bytes
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate
@@ -28,6 +30,7 @@ from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import Stepper
 from alphaprof.rules import rules_of
 from tests import eagle
+from tests.loops import each
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 DOCS = Path(__file__).parents[2] / "docs/heads.md"
@@ -304,3 +307,100 @@ def test_the_docs_say_the_same() -> None:
         r"^\| ([^|]+) \| (`\w+`) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", DOCS.read_text(), re.MULTILINE
     )
     assert {name: cells for name, *cells in rows} == {name: item.row for name, item in ARCHITECTURES.items()}
+
+
+def saved(network: Any, folder: Path, without: str = "") -> TargetOptions:
+    """Options for a network's files, less the weights whose names contain `without`."""
+    network.save_pretrained(folder)
+    if without:
+        weights = load_file(folder / "model.safetensors")
+        kept = {name: weight for name, weight in weights.items() if without not in name}
+        assert len(kept) < len(weights)
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return TargetOptions(model=str(folder), device="cpu")
+
+
+@each(
+    ("name", "of_images"),
+    [("Gemma-3", "vision"), ("Mistral-3", "vision"), ("Mistral-3", "projector"), ("Qwen3-VL", "visual")],
+)
+def test_weights_for_images_may_be_missing_and_do_not_count(name: str, of_images: str, tmp_path: Path) -> None:
+    network = whole(name)
+    model = load_model("target", saved(network, tmp_path, of_images), "float32")
+    ids = torch.arange(12)[None] % VOCABULARY
+    assert torch.equal(model.network(input_ids=ids).logits, network(input_ids=ids).logits)
+    text = {id(weight): weight.numel() for part in (model.decoder, network.lm_head) for weight in part.parameters()}
+    tied = model.network.get_output_embeddings().weight is model.network.get_input_embeddings().weight
+    assert model.parameters == sum(text.values()) - tied * network.lm_head.weight.numel()
+    assert stored_bytes(model.network) == 4 * model.parameters
+
+
+@each("name", ["Gemma-3", "Mistral-3", "Qwen3-VL"])
+def test_a_text_is_never_written_by_weights_that_are_missing(name: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelUnloadable, match=r"lacks weights of its architecture: .*language_model\.layers\.2\.mlp\.up_proj"
+    ):
+        load_model("target", saved(whole(name), tmp_path, "layers.2.mlp.up_proj"), "float32")
+
+
+def test_the_shape_of_a_text_model_beside_images_is_that_of_the_text_model_alone(tmp_path: Path) -> None:
+    model = load_model("target", saved(whole("Mistral-3"), tmp_path), "float32")
+    tied = model.network.get_output_embeddings().weight is model.network.get_input_embeddings().weight
+    alone = transformers.MistralForCausalLM(transformers.MistralConfig(**HEADS | {"tie_word_embeddings": tied}))
+    assert model.facts().shape == shape_of(alone)
+    assert model.facts().shape is not None
+
+
+def test_a_network_that_does_not_write_from_left_to_right_is_refused(tmp_path: Path) -> None:
+    eye = {
+        "hidden_size": 16,
+        "d_kv": 8,
+        "d_ff": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "patch_embed_hidden_size": 16,
+    }
+    words = {"vocab_size": VOCABULARY, "hidden_size": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    config = transformers.Pix2StructConfig(text_config=words, vision_config=eye)
+    options = saved(transformers.Pix2StructForConditionalGeneration(config), tmp_path)
+    with pytest.raises(ModelUnloadable, match="is no causal language model: Pix2StructForConditionalGeneration"):
+        load_model("target", options, "float32")
+
+
+def test_attention_is_computed_as_the_profile_says(tmp_path: Path) -> None:
+    options, ids = saved(whole("Llama"), tmp_path), torch.arange(12)[None] % VOCABULARY
+    models = {
+        way: load_model("target", options.model_copy(update={"attn_implementation": way}), "float32")
+        for way in (None, "sdpa", "eager")
+    }
+    assert {way: model.attn_implementation for way, model in models.items()} == {
+        None: "sdpa",
+        "sdpa": "sdpa",
+        "eager": "eager",
+    }
+    logits = {way: model.network(input_ids=ids).logits for way, model in models.items()}
+    assert torch.equal(logits[None], logits["sdpa"])
+    assert torch.allclose(logits["eager"], logits["sdpa"], atol=1e-5)
+
+
+@each(("name", "way"), [("Llama", "spda"), ("gpt-oss", "sdpa"), ("Llama", "flash_attention_2")])
+def test_another_attention_is_refused_before_weights_are_read(name: str, way: str, tmp_path: Path) -> None:
+    options = saved(whole(name), tmp_path).model_copy(update={"attn_implementation": way})
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ModelUnloadable, match=r"(?i)attention") as refused:
+        load_model("target", options, "float32")
+    assert (
+        refused.value.hint == f"set attn_implementation to what this model and this machine have, not {way}, or leave it out"
+    )
+
+
+def test_logits_of_a_network_that_is_run_whole_are_those_of_chosen_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where hidden states alone do not give them; of a whole text they could fill the memory."""
+    network, made = whole("Llama"), []
+    monkeypatch.setattr(teacher_forced, "_reproduces", lambda *_: False)
+    head = TeacherForced(DraftModel("target", network, "model", "t"))
+    network.lm_head.register_forward_hook(lambda _, rows, __: made.append(rows[0].shape[-2]))
+    ids, row, column = torch.randint(0, VOCABULARY, (2, 40)), torch.tensor([0, 0, 1]), torch.tensor([3, 39, 20])
+    found = head.rows(ids, row, column)
+    assert made == [2, 1]
+    assert torch.allclose(found, network(input_ids=ids).logits[row, column], atol=1e-5)

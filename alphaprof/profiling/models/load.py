@@ -159,6 +159,8 @@ def load_model(
     is where it goes; `extra_eos` are ids that end a text beside those of the model's generation config.
     """
     require_model(options, name)
+    from transformers import AutoModelForCausalLM
+
     where, arguments = _location(options)
     place = choose_device(device or options.device)
     if where != options.model:
@@ -182,7 +184,10 @@ def load_model(
     with _loading(options.model, declared, options.attn_implementation):
         choice = choose_dtype(options, place) if dtype == "auto" else None
         chosen = DTYPES[dtype if choice is None else choice.chosen]
-        network, loaded = _auto_class(options).from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
+        auto_class = _auto_class(options)
+        network, loaded = auto_class.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
+    if auto_class is not AutoModelForCausalLM:
+        require_causal(network, options)
     _require_weights(network, loaded, options, quantised=declared is not None)
     require_on_gpus(network, options)
     quantised = None
@@ -207,6 +212,16 @@ def _auto_class(options: ModelOptions) -> Any:
     has_text_alone = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     beside_images = kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not has_text_alone
     return AutoModelForImageTextToText if beside_images else AutoModelForCausalLM
+
+
+def require_causal(network: Any, options: ModelOptions) -> None:
+    """Raise `ModelUnloadable` for a network with an encoder for text, or whose attention sees what follows."""
+    causal = all(getattr(module, "is_causal", True) for module in decoder_of(network).modules())
+    if network.config.is_encoder_decoder or not causal:
+        raise ModelUnloadable(
+            f"{options.model} is no causal language model: {type(network).__name__} does not write from left to right",
+            "give a decoder, for text alone or for images beside text",
+        )
 
 
 def decoder_of(network: Any) -> Any:
