@@ -335,6 +335,8 @@ def test_weights_for_images_may_be_missing_and_do_not_count(name: str, of_images
     tied = model.network.get_output_embeddings().weight is model.network.get_input_embeddings().weight
     assert model.parameters == sum(text.values()) - tied * network.lm_head.weight.numel()
     assert stored_bytes(model.network) == 4 * model.parameters
+    torch.manual_seed(1)
+    assert load_model("target", TargetOptions(model=str(tmp_path), device="cpu"), "float32").digest == model.digest
 
 
 @each("name", ["Gemma-3", "Mistral-3", "Qwen3-VL"])

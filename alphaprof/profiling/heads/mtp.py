@@ -414,7 +414,7 @@ def _loaded(files: HeadFiles, target: Model, layout: str, count: int) -> Any:
     from transformers.modeling_utils import LoadStateDictConfig
     from transformers.utils import ContextManagers
 
-    tensors, device = _tensors(files, target), target.network.get_output_embeddings().weight.device
+    tensors, device = _tensors(files, target), getattr(target.network.get_output_embeddings(), "weight", target).device
     try:
         with without_advice(), contextlib.redirect_stderr(io.StringIO()):  # a progress bar
             owner = _owner(target.network, layout, count)

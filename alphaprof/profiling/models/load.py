@@ -383,7 +383,7 @@ def _loading(reference: str, quantised: object = None, attention: str | None = N
             hint = "download it again, and compare its size with the original's"
         elif "trust_remote_code" in str(error):
             hint = "if you trust its code, set trust_remote_code: true for this model"
-        elif attention is not None and re.search("attention|attn|kernel", str(error), re.IGNORECASE):
+        elif attention is not None and re.search("attention|attn|kernel", reason, re.IGNORECASE):
             hint = f"set attn_implementation to what this model and this machine have, not {attention}, or leave it out"
         elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
             hint = f"its weights are quantized: install what transformers asks for, or {WITHOUT}"
@@ -448,12 +448,13 @@ def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dic
 
 
 def fingerprint(network: PreTrainedModel) -> str:
-    """`fingerprint_of` the configuration and all parameters, and buffers that are saved with them, which hold the weights of
-    quantised layers. It does not depend on where the model lies, and changes with any bit.
+    """`fingerprint_of` the configuration and all parameters that take part in text (others may be missing, and random), and
+    buffers that are saved with them, which hold the weights of quantised layers. It does not depend on where the model
+    lies, and changes with any bit.
     """
     volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
     settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
-    return fingerprint_of(settings, network.state_dict())
+    return fingerprint_of(settings, of_text(network, network.state_dict().items()))
 
 
 def fingerprint_of(settings: Any, weights: Mapping[str, Any]) -> str:

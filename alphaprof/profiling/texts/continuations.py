@@ -81,8 +81,8 @@ def halving(
     if len(items) == 1:
         hint = "lower max_new_tokens, use a smaller dtype, or set a device_map"
         if eager := [model.name for model in models if model.attn_implementation == "eager"]:
-            hint = f"set attn_implementation of {', '.join(eager)} to flex_attention, sdpa or flash_attention_3: eager "
-            hint += "attention makes scores of all pairs of tokens at once"
+            other = f"set attn_implementation of {', '.join(eager)} to flex_attention, sdpa or flash_attention_3, because "
+            hint = f"{other}eager attention makes scores of all pairs of tokens at once; or {hint}"
         raise OutOfMemory(f"out of memory on {describe(items[0])} alone", hint)
     middle = len(items) // 2
     first, halved_first = halving(run, items[:middle], describe, models)
