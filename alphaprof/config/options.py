@@ -100,6 +100,11 @@ class ModelOptions(Options):
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     device: str = Field("auto", description="auto (CUDA if available, else CPU), cpu, cuda, cuda:1")
     device_map: str | None = Field(None, description="spread one model over several devices, e.g. auto")
+    attn_implementation: str | None = Field(
+        None,
+        min_length=1,
+        description="how transformers computes attention: sdpa, eager, flash_attention_2, ...; default: its own choice",
+    )
 
     @property
     def is_gguf(self) -> bool:

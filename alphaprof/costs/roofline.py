@@ -11,7 +11,18 @@ from typing import Any
 from alphaprof.config.hardware import Accelerator, Efficiency
 
 # Decoders with gated MLPs (three matrices) and one kind of attention, whose parameters the counts below add up.
-KNOWN = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek")
+KNOWN = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek",
+    "ministral3",
+    "qwen3_vl_text",
+)
 HEAD = "draft_vocab_size"  # what tells the config of an EAGLE-3 head from a model's
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 

@@ -110,8 +110,9 @@ def write_shard(
         texts += writer.write([document for document in documents if writer.writes(document)], lambda: advance(1, 0))
         mine = [document for document in documents if not writer.writes(document)]
     if loaded is not None:
+        target, width = loaded.target, loaded.scorer.width
         for batch in generation_batches(mine, loaded.options.batch_tokens):
-            generated, times = halving(lambda items: generate(loaded.target, items, loaded.scorer.width), batch, _name)
+            generated, times = halving(lambda items: generate(target, items, width), batch, _name, [target])
             texts += generated
             halved += times
             advance(len(batch), 0)
@@ -133,9 +134,9 @@ def score_shard(
         for row in texts.to_pylist()
     ]
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in loaded.drafts}
-    halved = shard.halved_batches
+    halved, models = shard.halved_batches, [loaded.target, *(model for each in loaded.drafts for model in each.models)]
     for batch in scoring_batches(continuations, loaded.options.batch_tokens):
-        parts, times = halving(lambda items: [(items, loaded.scorer.score(items))], batch, _name)
+        parts, times = halving(lambda items: [(items, loaded.scorer.score(items))], batch, _name, models)
         for items, columns in parts:
             for draft, arrays in columns.items():
                 scored[draft] |= by_document(items, arrays)

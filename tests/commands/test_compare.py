@@ -279,6 +279,13 @@ def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
     assert side_of(f"{run.path}:large").draft == "large"
 
 
+def test_another_attention_of_the_target_is_named(run: Run, found: Comparison, tmp_path: Path) -> None:
+    config = run.manifest.config | {"target": run.manifest.config["target"] | {"attn_implementation": "eager"}}
+    other = compare(RunDraft(run, "small"), RunDraft(changed(run, tmp_path / "eager", config=config), "large"))
+    assert found.notes == ()
+    assert other.notes == ("attn_implementation of the target is the default in the first, eager in the second",)
+
+
 def test_a_hybrid_is_called_one(run: Run, tmp_path: Path) -> None:
     hybrids = {"both": {"first": "small", "then": "large", "min_match": 1}}
     drafts = run.manifest.config["drafts"] | {"small": {"kind": "prompt_lookup"}}

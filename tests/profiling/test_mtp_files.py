@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from alphaprof.config.options import MtpDraft, TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads import wiring
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.mtp import load_mtp
+from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule, beside_head, load_mtp
 from alphaprof.profiling.models.load import Model, load_model
 from alphaprof.profiling.texts.continuations import given
 from alphaprof.profiling.texts.corpus import Document
-from tests.profiling.modules import GLM, NEEDS_MTP, modules_of, published, save, target
+from tests.profiling.modules import GLM, NEEDS_MTP, SIZES, MtpModel, modules_of, published, save, target
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread"), NEEDS_MTP]
 Tensors = dict[str, torch.Tensor]
@@ -118,3 +120,39 @@ def test_a_checkpoint_that_is_not_whole_is_refused(change: str, tmp_path: Path) 
     served = checkpoint(tmp_path, 1, edit)
     with pytest.raises(ModelUnloadable, match=f"draft ahead: .*{words}"):
         load(served, tmp_path)
+
+
+def spread_over(network: Any, tokens: torch.device) -> Any:
+    """A target as accelerate prepares it for a `device_map`: tokens are embedded, and positions turned, on one device."""
+    hooks = pytest.importorskip("accelerate").hooks
+    for module in (network.get_input_embeddings(), network.base_model.rotary_emb):
+        hooks.add_hook_to_module(module, hooks.AlignDevicesHook(tokens))
+    return network
+
+
+def test_modules_of_a_target_on_several_devices_compute_where_its_lm_head_is() -> None:
+    """Tensors without data stand for both devices, of a kind that need not be there."""
+    here, there = torch.device("cuda", 0), torch.device("cpu")
+    config = AutoConfig.for_model("glm4_moe", **SIZES | GLM, num_nextn_predict_layers=1)
+    with FakeTensorMode(), torch.inference_mode():
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, experts_implementation="batched_mm")
+        rotary, embedding = network.base_model.rotary_emb, network.get_input_embeddings()
+        rotary.inv_freq = torch.empty_like(rotary.inv_freq, device=here)
+        embedding.weight = torch.nn.Parameter(torch.empty_like(embedding.weight, device=here))
+        modules = beside_head(MtpModel(spread_over(network, here), 1), there)
+        ids, features = torch.zeros((2, 9), dtype=torch.long), torch.zeros((2, 9, 32))
+        for head in (ReusedModule(modules, 7), ChainedModules(modules, 7)):
+            states = list(head.states(ids, features, head.most or 3, 0))
+            cached = head.cache().extend(ids[:, 1:4], features[:, :3])
+            assert {each.device for each in (*states, cached, head.logits(states[0][0], 1))} == {there}
+    assert rotary.inv_freq.device == here  # the target's is as it was
+
+
+def test_modules_of_a_spread_target_draft_as_on_one_device(tmp_path: Path) -> None:
+    served = checkpoint(tmp_path, 1)
+    ids, features = torch.arange(18).reshape(2, 9) % 7, torch.randn(2, 9, 32)
+    whole = load(served, tmp_path).network
+    spread_over(served.network, torch.device("cpu"))
+    spread = load(served, tmp_path).network
+    for expected, found in zip(*(net.states(ids, features, 3, 0) for net in (whole, spread)), strict=True):
+        assert torch.equal(expected, found)

@@ -88,7 +88,7 @@ class Cached:
         return torch.tensor(ids, device=self.device)
 
     def _forward(self, ids: torch.Tensor, **how: Any) -> torch.Tensor:
-        recording: Any = recorded(self.model.network.base_model, self.reads) if self.reads else nullcontext({})
+        recording: Any = recorded(self.model.decoder, self.reads) if self.reads else nullcontext({})
         with recording as states:
             output = self.model.network(input_ids=ids[None], past_key_values=self._cache, use_cache=True, **how)
         self.states = {count: values[0] for count, values in states.items()}

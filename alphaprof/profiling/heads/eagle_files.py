@@ -517,7 +517,7 @@ def shared_weights(files: HeadFiles, hidden: int, target: Model, keys: set[str])
 
 def require_layers(target: Model, refused: Callable[[str, str], ModelUnloadable]) -> None:
     """Raise `ModelUnloadable` for a target whose states cannot be recorded; `refused` words it."""
-    if not isinstance(getattr(target.network.base_model, "layers", None), nn.ModuleList):
+    if not isinstance(getattr(target.decoder, "layers", None), nn.ModuleList):
         problem = f"states of the target, a {type(target.network).__name__}, cannot be read: its decoder has no `layers`"
         raise refused(problem, "choose a target that is a plain decoder")
 

@@ -34,7 +34,7 @@ from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.files import HeadFiles, Stored, stored
 from alphaprof.profiling.heads.network import HeadNetwork, head_shape
 from alphaprof.profiling.models.hub import first_line, folder_of, weights_in
-from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice
+from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice, without_hooks
 from alphaprof.profiling.models.teacher_forced import short_texts
 
 if TYPE_CHECKING:
@@ -375,15 +375,10 @@ def load_mtp(
 
 
 def _require_kind(name: str, kind: str, target: Model) -> None:
-    """Raise `ModelUnloadable` for a target that has no such modules, or that is spread over devices, and where transformers
-    cannot run them.
-    """
+    """Raise `ModelUnloadable` for a target that has no such modules, and where transformers cannot run them."""
     problem, hint = "", IMPORT
     if kind.startswith(OTHER_KINDS):
         problem = f"MTP modules of {kind} cannot be measured here"
-    elif any(hasattr(module, "_hf_hook") for module in target.network.modules()):
-        problem = "MTP modules cannot be measured on a target split by device_map"
-        hint = "load the target on one device, without device_map"
     elif not hasattr(modeling_layers, "MtpModel"):
         problem = f"transformers {version('transformers')} cannot run MTP modules"
         hint = "pip install 'transformers>=5.23'"
@@ -418,21 +413,21 @@ def _count(files: HeadFiles, layout: str, config: Any) -> int:
 
 
 def _loaded(files: HeadFiles, target: Model, layout: str, count: int) -> Any:
-    """Return a MtpModel with the modules' weights, on the target's device and in its dtype. Raises `ModelUnloadable` for
-    weights that modules lack or do not have, of another shape, quantised or not finite.
+    """Return a MtpModel with the modules' weights, where the target's LM head is and in its dtype. Raises `ModelUnloadable`
+    for weights that modules lack or do not have, of another shape, quantised or not finite.
     """
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
     from transformers.utils import ContextManagers
 
-    tensors = _tensors(files, target)
+    tensors, device = _tensors(files, target), getattr(target.network.get_output_embeddings(), "weight", target).device
     try:
         with without_advice(), contextlib.redirect_stderr(io.StringIO()):  # a progress bar
             owner = _owner(target.network, layout, count)
             with ContextManagers(modeling_layers.MtpModel.get_init_context(target.dtype, False, False, None)):
                 mtp = modeling_layers.MtpModel(owner, count)
             mapping = mtp.get_weight_conversions(owner)
-            how = LoadStateDictConfig(weight_mapping=mapping, device_map={"": target.device}, dtype=target.dtype)
+            how = LoadStateDictConfig(weight_mapping=mapping, device_map={"": device}, dtype=target.dtype)
             named = {_renamed(name, layout, owner): tensor for name, tensor in tensors.items()}
             loaded, _ = convert_and_load_state_dict_in_model(model=mtp, state_dict=named, load_config=how)
     except Exception as error:
@@ -454,7 +449,16 @@ def _loaded(files: HeadFiles, target: Model, layout: str, count: int) -> Any:
         },
     }
     files.require_none(faults, PUBLISHED)
-    return mtp.eval().requires_grad_(False)
+    return beside_head(mtp, device).eval().requires_grad_(False)
+
+
+def beside_head(mtp: Any, device: torch.device) -> Any:
+    """Return a MtpModel that computes where its modules and the LM head are, whatever device its target's positions are on:
+    `device_map` may spread the target. Its embeddings stay where they are, and bring tokens there.
+    """
+    if mtp.rotary_emb is not None:
+        mtp.rotary_emb = without_hooks(mtp.rotary_emb).to(device)
+    return mtp
 
 
 def _tensors(files: HeadFiles, target: Model) -> dict[str, torch.Tensor]:
@@ -511,8 +515,8 @@ def _require_running(files: HeadFiles, network: ReusedModule | ChainedModules, t
     without keys and values that could be kept.
     """
     kinds = set(getattr(network.mtp.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    ids = short_texts(target)
-    features = target.network.get_input_embeddings()(ids)
+    ids = short_texts(target).to(network.device)
+    features = target.network.get_input_embeddings()(ids).to(network.device)
     reason = f"layers of {', '.join(sorted(kinds))}" if kinds else ""
     try:
         depths = min(3, network.most or 3)

@@ -42,8 +42,8 @@ def check_wiring(
     drafts: Sequence[Draft], options: ProfileOptions, documents: Iterable[Document], width: int, say: Callable[[str], None]
 ) -> tuple[dict[str, Trials], Warnings]:
     """Measure each head on the first of some documents, in other readings if its files have any, unless its options forbid
-    that. Only `width` ids have probability. Returns what came out, by the name of the draft, and what a user should know of
-    it and of what the files leave open.
+    that. `width`: ids from this one on stand for no token of the run. Returns what came out, by the name of the draft, and
+    what a user should know of it and of what the files leave open.
     """
     wanted = {name for name, draft in options.drafts.items() if isinstance(draft, HeadOptions) and draft.check_wiring}
     heads = [draft for draft in drafts if isinstance(draft, HeadDraft)]

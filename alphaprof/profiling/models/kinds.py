@@ -16,7 +16,7 @@ from torch import nn
 from alphaprof.config.options import ModelDraft
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.draft import Arrays, Draft
-from alphaprof.profiling.models.load import Model, check_vocabulary, kernels_of, load_model, load_tokenizer
+from alphaprof.profiling.models.load import Model, check_vocabulary, decoder_of, kernels_of, load_model, load_tokenizer
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.schema import PROPOSED_LIMIT
@@ -190,9 +190,10 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
     `ModelUnloadable` where the layers do not exist or cannot be taken out.
     """
     network, config = target.network, target.network.config.get_text_config()
-    layers: Any = getattr(network.base_model, "layers", None)
+    layers: Any = getattr(target.decoder, "layers", None)
     shares_kv = bool(getattr(config, "num_kv_shared_layers", 0))
     is_plain = config is network.config and isinstance(layers, nn.ModuleList) and not shares_kv
+    is_plain = is_plain and target.decoder in network.children()
     if not is_plain or any(hasattr(module, "_hf_hook") for module in network.modules()):
         raise ModelUnloadable(
             f"draft {name}: layers cannot be left out of this {type(network).__name__}",
@@ -213,7 +214,8 @@ def _without_layers(network: Any, kept: list[int]) -> Any:
     """Return a network of the same class with the kept layers, built on the meta device and filled with the target's
     modules.
     """
-    layers = network.base_model.layers
+    decoder = decoder_of(network)
+    layers = decoder.layers
     config = copy.deepcopy(network.config)
     for key, value in network.config.to_dict().items():
         if isinstance(value, list) and len(value) == len(layers) and not key.endswith("_token_id"):  # e.g. layer_types
@@ -221,11 +223,11 @@ def _without_layers(network: Any, kept: list[int]) -> Any:
     config.num_hidden_layers = len(kept)
     with torch.device("meta"):
         draft = type(network)(config)
-    for child, module in network.base_model.named_children():
-        setattr(draft.base_model, child, module)
-    draft.base_model.layers = nn.ModuleList(_renumbered(layers[old], new) for new, old in enumerate(kept))
+    for child, module in decoder.named_children():
+        setattr(decoder_of(draft), child, module)
+    decoder_of(draft).layers = nn.ModuleList(_renumbered(layers[old], new) for new, old in enumerate(kept))
     for child, module in network.named_children():
-        if module is not network.base_model:  # the head
+        if module is not decoder:  # the head
             setattr(draft, child, module)
     draft.generation_config = copy.deepcopy(network.generation_config)
     return draft.eval()

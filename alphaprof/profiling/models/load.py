@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import inspect
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from alphaprof.config.options import ModelOptions
 
+Value = TypeVar("Value")
 # Logit differences that batching alone was seen to make: 9e-5 in float32 and 0.125 in bfloat16 (two logits each);
 # float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
 NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
@@ -69,6 +71,11 @@ class Model:
     choice: DtypeChoice | None = None
 
     @property
+    def decoder(self) -> Any:
+        """Its embeddings, decoder layers and final norm."""
+        return decoder_of(self.network)
+
+    @property
     def device(self) -> torch.device:
         """Where input ids go."""
         device: torch.device = self.network.device
@@ -84,6 +91,11 @@ class Model:
     def dtype_name(self) -> str:
         """The dtype as profiles name it."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def attn_implementation(self) -> str:
+        """How its decoder computes attention, as transformers names it."""
+        return str(self.network.config.get_text_config()._attn_implementation)
 
     @property
     def context(self) -> int | None:
@@ -105,10 +117,10 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
+        """The number of parameters that take part in text."""
         if self.quantised is not None:
             return parameters_of(self.network)
-        return sum(parameter.numel() for parameter in self.network.parameters())
+        return sum(weight.numel() for weight in of_text(self.network, self.network.named_parameters()).values())
 
     @property
     def weight_bytes(self) -> float:
@@ -160,6 +172,8 @@ def load_model(
         arguments["use_safetensors"] = True
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
+    if options.attn_implementation is not None:
+        arguments["attn_implementation"] = options.attn_implementation
     if not is_local(options.model):
         with _loading(options.model):
             fetch_descriptions(options)
@@ -168,10 +182,13 @@ def load_model(
         declared = declared_in(folder_of(options), options.model)
     if declared is not None and options.device_map is None:  # kernels are chosen for the device that weights are loaded to
         arguments["device_map"] = {"": place}
-    with _loading(options.model, declared):
+    with _loading(options.model, declared, options.attn_implementation):
         choice = choose_dtype(options, place) if dtype == "auto" else None
         chosen = DTYPES[dtype if choice is None else choice.chosen]
-        network, loaded = AutoModelForCausalLM.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
+        auto_class = _auto_class(options)
+        network, loaded = auto_class.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
+    if auto_class is not AutoModelForCausalLM:
+        require_causal(network, options)
     _require_weights(network, loaded, options, quantised=declared is not None)
     require_on_gpus(network, options)
     quantised = None
@@ -184,6 +201,53 @@ def load_model(
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
     return Model(name, network.eval().requires_grad_(False), "model", options.model, served, quantised, choice)
+
+
+def _auto_class(options: ModelOptions) -> Any:
+    """Return what transformers loads a model by: for images and text where its type has no causal language model."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto as auto
+
+    folder = folder_of(options)
+    kind = None if folder is None else settings_in(folder)[0].get("model_type")
+    has_text_alone = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    beside_images = kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not has_text_alone
+    return AutoModelForImageTextToText if beside_images else AutoModelForCausalLM
+
+
+def require_causal(network: Any, options: ModelOptions) -> None:
+    """Raise `ModelUnloadable` for a network with an encoder for text, or whose attention sees what follows."""
+    causal = all(getattr(module, "is_causal", True) for module in decoder_of(network).modules())
+    if network.config.is_encoder_decoder or not causal:
+        raise ModelUnloadable(
+            f"{options.model} is no causal language model: {type(network).__name__} does not write from left to right",
+            "give a decoder, for text alone or for images beside text",
+        )
+
+
+def decoder_of(network: Any) -> Any:
+    """Return what embeds tokens and runs decoder layers and the final norm, whatever holds it beside parts for images."""
+    decoder = network.get_decoder()
+    return getattr(decoder, "model", decoder)  # Llama 4 answers with what holds it and the LM head
+
+
+def without_hooks(module: Any) -> Any:
+    """Return a shallow copy of a module without what accelerate gave it: a `forward` that runs the module and not the copy.
+    Its parts keep theirs, which bring what they are given to their device.
+    """
+    twin = copy.copy(module)
+    twin.__dict__ = {name: value for name, value in vars(module).items() if name not in ("forward", "_hf_hook")}
+    twin._modules, twin._buffers = dict(module._modules), dict(module._buffers)
+    return twin
+
+
+def of_text(network: Any, weights: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """Return those of some weights, by name, that take part in a network's text: all of its decoder, and others unless
+    their names say that they are for images or sound.
+    """
+    decoder = decoder_of(network)
+    inside = next((f"{name}." for name, module in network.named_modules() if name and module is decoder), "")
+    return {name: value for name, value in weights if name.startswith(inside) or not NOT_THE_TEXT.search(name)}
 
 
 def require_on_gpus(network: PreTrainedModel, options: ModelOptions) -> None:
@@ -222,9 +286,10 @@ def first_three(names: Iterable[str]) -> str:
 
 def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> None:
     """Raise `ModelUnloadable` for weights that the network lacks, which are filled in at random and make every number noise,
-    and for those without a place in it, which belong to another config.
+    and for those without a place in it, which belong to another config. Parts for images and sound are never run.
     """
-    lacking = [str(key) for what in ("missing_keys", "mismatched_keys") for key in loaded.get(what) or ()]
+    lacking = [*of_text(network, ((str(key), None) for key in loaded.get("missing_keys") or ()))]
+    lacking += map(str, loaded.get("mismatched_keys") or ())
     unused = [] if lacking else _unused(network, loaded, options, quantised)
     if lacking or unused:
         problem = "lacks weights of its architecture" if lacking else "holds weights that its config does not use"
@@ -297,9 +362,10 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _loading(reference: str, quantised: object = None) -> Iterator[None]:
+def _loading(reference: str, quantised: object = None, attention: str | None = None) -> Iterator[None]:
     """Turn the many exceptions of transformers into `ModelUnloadable`, and keep its progress bars off the terminal.
-    `quantised`: the config declares a quantisation, whose packages and devices are the likeliest to be missing.
+    `quantised`: the config declares a quantisation, whose packages and devices are the likeliest to be missing; `attention`:
+    the implementation that was asked for.
     """
     try:
         # The bar of the GGUF reader has no switch of its own.
@@ -318,6 +384,8 @@ def _loading(reference: str, quantised: object = None) -> Iterator[None]:
             hint = "download it again, and compare its size with the original's"
         elif "trust_remote_code" in str(error):
             hint = "if you trust its code, set trust_remote_code: true for this model"
+        elif attention is not None and re.search("attention|attn|kernel", reason, re.IGNORECASE):
+            hint = f"set attn_implementation to what this model and this machine have, not {attention}, or leave it out"
         elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
             hint = f"its weights are quantized: install what transformers asks for, or {WITHOUT}"
         elif not is_local(reference):
@@ -395,19 +463,22 @@ def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dic
     """
     size = float(network.dtype.itemsize)
     weights = weight_bytes or size
+    tied = {"tie_word_embeddings": getattr(network.config, "tie_word_embeddings", False)}
+    settings = network.config.get_text_config().to_dict() | tied
     try:
-        return dataclasses.asdict(ModelShape.from_config(network.config.to_dict(), weight_bytes=weights, kv_bytes=size))
+        return dataclasses.asdict(ModelShape.from_config(settings, weight_bytes=weights, kv_bytes=size))
     except (KeyError, TypeError):
         return None
 
 
 def fingerprint(network: PreTrainedModel) -> str:
-    """`fingerprint_of` the configuration and all parameters, and buffers that are saved with them, which hold the weights of
-    quantised layers. It does not depend on where the model lies, and changes with any bit.
+    """`fingerprint_of` the configuration and all parameters that take part in text (others may be missing, and random), and
+    buffers that are saved with them, which hold the weights of quantised layers. It does not depend on where the model
+    lies, and changes with any bit.
     """
     volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
     settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
-    return fingerprint_of(settings, network.state_dict())
+    return fingerprint_of(settings, of_text(network, network.state_dict().items()))
 
 
 def fingerprint_of(settings: Any, weights: Mapping[str, Any]) -> str:
@@ -560,10 +631,10 @@ def to_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def parameters_of(network: PreTrainedModel) -> int:
-    """Return the number of parameters of an architecture, however its weights are packed."""
+    """Return the number of parameters of an architecture that take part in text, however its weights are packed."""
     with torch.device("meta"):
         plain = type(network)(network.config)
-    return sum(parameter.numel() for parameter in plain.parameters())
+    return sum(weight.numel() for weight in of_text(plain, plain.named_parameters()).values())
 
 
 def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -576,6 +647,7 @@ def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.
 
 
 def stored_bytes(network: PreTrainedModel) -> int:
-    """Return bytes of all saved weights, those with several names once."""
-    weights = [item for name, weight in network.state_dict().items() for item in plain_tensors(name, weight)]
+    """Return bytes of all saved weights that take part in text, those with several names once."""
+    named = of_text(network, network.state_dict().items())
+    weights = [item for name, weight in named.items() for item in plain_tensors(name, weight)]
     return sum({tensor.data_ptr(): tensor.nbytes for _, tensor in weights}.values())

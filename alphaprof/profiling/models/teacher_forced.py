@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alphaprof.profiling.models.load import Model, is_out_of_memory
+from alphaprof.profiling.models.load import Model, is_out_of_memory, kept_logits, without_hooks
 
 
 def shared_layers(target: Any, draft: Any) -> int:
@@ -106,7 +106,14 @@ class _States:
 
 
 class _PassThrough(nn.Module):
-    """A decoder that returns its input embeddings as its last hidden state."""
+    """A decoder that returns its input embeddings as its last hidden state, and has the attributes of another."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self._other = (other,)  # in a tuple: it is no part of this one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._other[0], name)
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _States:
         return _States(inputs_embeds)
@@ -124,8 +131,8 @@ class TeacherForced:
 
     def __init__(self, model: Model, target: TeacherForced | None = None) -> None:
         self.model, self.vocabulary = model, model.vocabulary
-        self._clone = _with_decoder(model.network, _PassThrough())
-        self.chunked = _reproduces(model, self._hidden, self._from_hidden)
+        self._clone = _without_decoder(model)
+        self.chunked = self._clone is not None and _reproduces(model, self._hidden, self._from_hidden)
         self.rest: Rest | None = None
         if target is not None and target.chunked and self.chunked:
             self.rest = _rest(target.model, model)
@@ -156,9 +163,11 @@ class TeacherForced:
             return states[row.to(states.device), column.to(states.device)]
         chosen = []
         for index, places in enumerate(torch.split(column, torch.bincount(row, minlength=len(fed)).tolist())):
-            # The model's own forward is right for every architecture, but its logits are large: one document at a time.
-            logits = self.model.network(input_ids=fed[index : index + 1], use_cache=False).logits[0]
-            chosen.append(logits[places.to(logits.device)])
+            # The model's own forward is right for every architecture; where it makes logits of all tokens they are large:
+            # one document at a time.
+            some = {"logits_to_keep": places.cpu()} if kept_logits(self.model) else {}
+            logits = self.model.network(input_ids=fed[index : index + 1], use_cache=False, **some).logits[0]
+            chosen.append(logits if some else logits[places.to(logits.device)])
         return torch.cat(chosen)
 
     @torch.inference_mode()
@@ -167,7 +176,7 @@ class TeacherForced:
         return self._from_hidden(rows) if self.chunked else rows
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = self.model.network.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        states: torch.Tensor = self.model.decoder(input_ids=ids, use_cache=False).last_hidden_state
         return states
 
     def _from_hidden(self, rows: torch.Tensor) -> torch.Tensor:
@@ -175,14 +184,17 @@ class TeacherForced:
         return output[0]
 
 
-def _with_decoder(network: Any, decoder: nn.Module) -> Any:
-    """Return a shallow copy of the network with another decoder. What accelerate gave the network stays behind: its
-    `forward` would run the network and not the copy; parts have others, which bring what they are given to their device.
+def _without_decoder(model: Model) -> Any:
+    """Return a shallow copy of a model's network that makes logits of the last hidden states that it is given as input
+    embeddings: in place of its decoder, or of what holds it beside parts for images; None if it has no such part.
     """
-    clone = copy.copy(network)
-    clone.__dict__ = {name: value for name, value in vars(network).items() if name not in ("forward", "_hf_hook")}
-    clone._modules = dict(network._modules)
-    clone._modules[network.base_model_prefix] = decoder
+    network: Any = model.network
+    children = network.named_children()
+    held = next((name for name, child in children if any(part is model.decoder for part in child.modules())), None)
+    if held is None:
+        return None
+    clone = without_hooks(network)
+    clone._modules[held] = _PassThrough(network._modules[held])
     return clone
 
 
@@ -191,7 +203,7 @@ def _rest(target: Model, draft: Model) -> Rest | None:
     """Return the draft without the layers that it shares with its target; None if there are none, or where going on from
     them does not give what the whole draft gives, to the last bit.
     """
-    bases = [model.network.base_model for model in (target, draft)]
+    bases = [model.decoder for model in (target, draft)]
     if (target.context, target.vocabulary) != (draft.context, draft.vocabulary) or not (count := shared_layers(*bases)):
         return None
     ids = short_texts(draft)
@@ -218,8 +230,6 @@ def _reproduces(
     model: Model, hidden: Callable[[torch.Tensor], torch.Tensor], logits: Callable[[torch.Tensor], torch.Tensor]
 ) -> bool:
     """Return whether hidden states and stand-in give the logits of the full forward, on two short texts of ordinary ids."""
-    if model.network.base_model_prefix not in model.network._modules:
-        return False
     ids = short_texts(model)
     expected: torch.Tensor = model.network(input_ids=ids, use_cache=False).logits.flatten(0, 1)
     try:

@@ -190,7 +190,7 @@ class Scorer:
         # Before any model runs: such a copy to a GPU waits for all that it was given.
         ids, row, column, token = (part.to(device) for part in (layout.ids, layout.row, layout.column, layout.token))
         depths = sorted({depth for draft in self.drafts for depth in draft.reads})
-        with recorded(self.target.model.network.base_model, depths) as known:
+        with recorded(self.target.model.decoder, depths) as known:
             rows = [self.target.rows(ids, row, column)]
         first = int(layout.column.min())
         rows += [draft.rows(ids, row, column, known, first) for draft in self.drafts]

@@ -65,10 +65,10 @@ def fed(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def halving(
-    run: Callable[[list[Item]], list[Result]], items: list[Item], describe: Callable[[Item], str]
+    run: Callable[[list[Item]], list[Result]], items: list[Item], describe: Callable[[Item], str], models: Sequence[Model]
 ) -> tuple[list[Result], int]:
     """`run(items)`, in halves when memory runs out, and how many times a batch was halved. Raises `OutOfMemory` when a
-    single item does not fit.
+    single item does not fit; `models`: those that run.
     """
     try:
         return run(items), 0
@@ -80,10 +80,13 @@ def halving(
         torch.cuda.empty_cache()
     if len(items) == 1:
         hint = "lower max_new_tokens, use a smaller dtype, or set a device_map"
+        if eager := [model.name for model in models if model.attn_implementation == "eager"]:
+            other = f"set attn_implementation of {', '.join(eager)} to flex_attention, sdpa or flash_attention_3, because "
+            hint = f"{other}eager attention makes scores of all pairs of tokens at once; or {hint}"
         raise OutOfMemory(f"out of memory on {describe(items[0])} alone", hint)
     middle = len(items) // 2
-    first, halved_first = halving(run, items[:middle], describe)
-    second, halved_second = halving(run, items[middle:], describe)
+    first, halved_first = halving(run, items[:middle], describe, models)
+    second, halved_second = halving(run, items[middle:], describe, models)
     return first + second, 1 + halved_first + halved_second
 
 
@@ -150,6 +153,8 @@ def generate(target: Model, documents: Sequence[Document], ids_drawn: int) -> li
         num_beams=1,
         max_new_tokens=limit,
     )
+    if hasattr(target.network.base_model, "rope_deltas"):  # of this batch, but the next one over a cache would read them
+        target.network.base_model.rope_deltas = None
     new = np.asarray(output[:, width:].cpu().numpy(), dtype=np.int32)
     return [finished(document, row, target.eos) for document, row in zip(documents, new, strict=True)]
 

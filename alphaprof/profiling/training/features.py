@@ -96,7 +96,7 @@ class Features:
     def _computed(self, chosen: Sequence[int]) -> list[torch.Tensor]:
         """Return states [length, width] of texts that are run together."""
         ids = _padded([self.texts[index].tokens[:-1] for index in chosen])
-        base = self._target.network.base_model
+        base = self._target.decoder
         with recorded(base, (*self._layers, FINAL)) as states:
             base(input_ids=ids.to(self._target.device), use_cache=False)
         parts = [states[count].to(self._target.device) for count in (*self._layers, FINAL)]

@@ -102,7 +102,7 @@ def _take_over(network: Eagle3, target: Model, ids: torch.Tensor | None) -> None
     """Copy what the target's last layer, final norm and LM head hold in the same shapes. `fc` begins as the highest of
     the recorded states.
     """
-    base, hidden = target.network.base_model, network.config.hidden_size
+    base, hidden = target.decoder, network.config.hidden_size
     base_layers: Any = base.layers
     block: Any = network.blocks[0]
     last = base_layers[-1]
