@@ -109,6 +109,7 @@ MIXED: dict[str, Any] = {
     ],
     "thinking": {"begin": "o", "end": "e"},
     "rules": [*LOGGED_RULES, "tree_2"],
+    "draft_processing": "same",  # so that q, too, gives tokens no probability
     "certificates": True,
     "costs": {"source": "none"},
     "execution": {"threads": 1},

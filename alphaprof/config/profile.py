@@ -213,9 +213,10 @@ class ProfileOptions(Options):
     )
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()
-    draft_processing: Literal["same", "temperature"] = Field(
-        "same",
-        description="how q is processed on sampled text: like p, or with temperature only (drafters that do not truncate)",
+    draft_processing: Literal["temperature", "same"] = Field(
+        "temperature",
+        description="how q is processed on sampled text: with temperature only, as drafters of vLLM and SGLang do, or like "
+        "p, as those of Hugging Face do",
     )
     rules: Annotated[list[RuleId], AfterValidator(lambda rules: list(dict.fromkeys(rules)))] = Field(
         list(DEFAULT_RULES), min_length=1, description="acceptance rules, like strict, {additive: 0.1}, or additive:0.1"

@@ -391,6 +391,10 @@ def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environ
     there = environment["packages"].get("vllm", TRIED)
     if not there.startswith(TRIED):
         yield note("other_vllm", version=there, tried=TRIED)
+    settings = [policy(kind, target.served)["processing"] for kind in kinds]
+    cut = any(each is not None and each.for_draft(options.draft_processing) != each for each in settings)
+    if cut and scorer.drafts and (drawn := [name for name in options.rules if parse_rule(name).rule.drawn]):
+        yield note("draft_processing", rules=", ".join(drawn))
     if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
         yield from (note("not_modelled", setting=setting) for setting in not_modelled(target.served))
     for forced in (scorer.target, *scorer.drafts):

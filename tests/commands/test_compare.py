@@ -256,7 +256,7 @@ def test_another_target_tokenizer_or_processing_is_refused(tmp_path: Path, run: 
     others = {
         "fingerprint": changed(run, tmp_path / "a", target=target),
         "tokenizer": changed(run, tmp_path / "b", tokenizer="1" * 64),
-        "draft_processing": changed(run, tmp_path / "c", config=run.manifest.config | {"draft_processing": "temperature"}),
+        "draft_processing": changed(run, tmp_path / "c", config=run.manifest.config | {"draft_processing": "same"}),
     }
     for reason, other in others.items():
         with pytest.raises(NotComparable, match=reason):

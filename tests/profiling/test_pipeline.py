@@ -675,6 +675,33 @@ def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_
     assert found == [{"temperature": 0.6 if generation_config else 1.0, "top_k": 30}] * 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["temperature", ["lossless"]]),
+        ({"rules": ["one_hot", "block", "lossless"]}, ["temperature", ["block", "lossless"]]),
+        ({"draft_processing": "same"}, ["same", []]),
+        ({"rules": ["one_hot"]}, ["temperature", []]),  # nothing is drawn from q
+        ({"continuation": {"kind": "sampled", "temperature": 0.7, "max_new_tokens": 4}}, ["temperature", []]),  # nor cut
+        ({"continuation": {"kind": "greedy", "max_new_tokens": 4}}, ["temperature", []]),
+        ({"drafts": {"ngram": {"kind": "prompt_lookup"}}}, ["temperature", []]),
+    ],
+    ids=["default", "rules", "same", "not drawn", "not cut", "greedy", "lookup"],
+)
+def test_how_drafts_are_drawn_is_said_where_it_matters(
+    tiny: Path, tmp_path: Path, changes: dict[str, Any], expected: list[Any]
+) -> None:
+    sampled = {"kind": "sampled", "top_p": 0.9, "max_new_tokens": 4}
+    drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}}
+    given = {"continuation": sampled, "drafts": drafts, "costs": {"source": "none"}} | changes
+    progress = Silent()
+    run = profiling.profile(load_profile(profile_file(tmp_path, tiny, **given), limit=1), tmp_path / "run", progress)
+    said = [warning["message"] for warning in run.manifest.warnings if warning["code"] == "draft_processing"]
+    assert [message.split(":")[0].split(", ") for message in said] == [expected[1]] * bool(expected[1])
+    assert progress.warnings.count("draft_processing") == len(said)
+    assert run.manifest.config["draft_processing"] == expected[0]
+
+
 def test_settings_of_a_model_do_not_reach_greedy_text(greedy_run: Run, tiny: Path, own_target: Path, tmp_path: Path) -> None:
     served = {"temperature": 0.6, "top_k": 3, "repetition_penalty": 2.0, "do_sample": True, "min_new_tokens": 20}
     edited(own_target, "generation_config.json", **served)
