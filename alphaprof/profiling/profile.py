@@ -41,7 +41,6 @@ from alphaprof.profiling.engine.client import TRIED, vllm_version
 from alphaprof.profiling.engine.steps import speculation, time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
-from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import with_dtype
 from alphaprof.profiling.models.kinds import check_tokenizers, load_drafts
 from alphaprof.profiling.models.load import (
@@ -60,7 +59,6 @@ from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.shard import Advance, Loaded, Plan, Progress, ShardRows, ShardTexts, score_shard, write_shard
 from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import (
-    INT32_MAX,
     Corpus,
     Ids,
     Reused,
@@ -94,7 +92,7 @@ from alphaprof.totals.files import write_totals
 from alphaprof.version import __version__
 
 Result = TypeVar("Result", ShardTexts, ShardRows)
-LOOKED_AT = 1_000  # documents of each source, before models are loaded
+LOOKED_AT = 1_000  # rows of each source, before models are loaded
 LABELS = {"texts": "writing texts", "rows": "scoring"}
 TEXTS_WRITTEN = "all texts of {} are written; score them with --resume"
 
@@ -264,7 +262,7 @@ def begun(
 
 def _stage(loaded: Loaded, run: NewRun, part: Part, progress: Progress) -> int:
     """Write the prompts of a run by shards, and return how many these are."""
-    progress.start("reading prompts", hub.expected_documents(loaded.options), "documents")
+    progress.start("reading prompts", None, "documents")  # to count them, each source would be read once more
     stream, staged = iter(loaded.documents), 0
     for block in itertools.count():
         documents = list(itertools.islice(stream, loaded.options.shard_documents))
@@ -302,18 +300,17 @@ def load(
     check_tokenizers(options, tokenizer)  # wrong ones, a wrong engine and wrong data are found before weights are loaded
     if options.vllm is not None and options.uses_engine and engine:
         check_engine(options, options.vllm, tokenizer, reused is None and bool(options.written_by_engine()))
+    corpus = Corpus(options, tokenizer)
     if staged is None:
-        first = Corpus(options, tokenizer, None, INT32_MAX)
-        for _ in itertools.islice(first, LOOKED_AT * len(options.data)):
-            pass
-        first.check()
+        corpus.look(LOOKED_AT)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     if target.choice is not None:
         options = with_dtype(options, target.choice.chosen)
         progress.say(target.choice.reason)
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
-    documents = staged or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    read = dataclasses.replace(corpus, context=target.context, vocabulary=target.vocabulary, served=target.served)
+    documents = staged or read
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
     return Loaded(options, tokenizer, target, drafts, documents, scorer)

@@ -64,6 +64,7 @@ from tests.runs import (
     interrupted,
     log_of,
     mixed_file,
+    openings,
     profile_file,
     require_same_tables,
     run_profile,
@@ -655,6 +656,24 @@ def test_texts_are_measured_again_without_writing_them(
         other = load_profile(sampled_run.path.parent / "profile.yaml", [change])
         with pytest.raises(RunMismatch, match=words):
             profiling.profile(other, tmp_path / "other", Silent(), reuse=sampled_run.path)
+
+
+def test_a_profile_reads_each_source_once(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pd.DataFrame({"text": [f"{index} and so on" for index in range(5)]})
+    (tmp_path / "splits").mkdir()
+    rows.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    rows.to_parquet(tmp_path / "rows.parquet")
+    rows.to_csv(tmp_path / "splits" / "train.csv", index=False)  # which `datasets` reads
+    names = ["rows.jsonl", "rows.csv", "rows.parquet", "splits"]
+    data = [{"domain": name.replace(".", "_"), "path": name, "prompt": "{text}"} for name in names]
+    drafts = {"ngram": {"kind": "prompt_lookup"}}
+    continuation = {"kind": "greedy", "max_new_tokens": 2}
+    path = profile_file(tmp_path, tiny, drafts=drafts, data=data, continuation=continuation, costs={"source": "none"})
+    found = openings(monkeypatch)
+    run = profiling.profile(load_profile(path), tmp_path / "run", Silent())
+    assert run.manifest.documents == 20
+    assert {name: found[str(tmp_path / name)] for name in names} == dict.fromkeys(names, 1)
 
 
 @pytest.mark.parametrize("generation_config", [True, False])
