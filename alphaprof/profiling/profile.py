@@ -81,6 +81,7 @@ from alphaprof.run.manifest import (
     differences,
     differing,
     now,
+    require_one_scheme,
 )
 from alphaprof.run.notes import note
 from alphaprof.run.reader import Run
@@ -506,6 +507,7 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
             f"this process computes differently from the one that began the run ({'; '.join(found)}): rows could differ",
             "match the run's setup, profile into a new directory, or allow it: --set execution.mixed_devices=true",
         )
+    require_one_scheme(RunMismatch, f"{run.path} cannot go on", before.target.fingerprint, mine.target.fingerprint)
     pairs = ((name, before.models[name], facts) for name, facts in mine.models.items())
     fields = [f"{name} {field}" for name, earlier, facts in pairs for field in differing(earlier, facts)]
     odd = [field for field in fields if not ((mixed or moved) and field.endswith(" device"))]
@@ -527,6 +529,8 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
 def _require_same_target(earlier: Run, mine: Manifest) -> None:
     """Raise `RunMismatch` unless a run whose continuations are reused was made with this target, dtype and tokenizer."""
     before = earlier.manifest
+    fingerprints = before.target.fingerprint, mine.target.fingerprint
+    require_one_scheme(RunMismatch, f"the texts of {earlier.path} cannot be reused", *fingerprints)
     if differing(before.target, mine.target) or before.tokenizer != mine.tokenizer:
         hint = "profile without --reuse-continuations: another target writes other text"
         raise RunMismatch(f"{earlier.path} was made with another target, dtype or tokenizer", hint)

@@ -37,7 +37,7 @@ from alphaprof.profiling.training.initial import (
     weights_content,
 )
 from alphaprof.profiling.training.trainer import CHECKPOINT, Schedule, Trainer, TrainingState
-from alphaprof.run.manifest import MANIFEST
+from alphaprof.run.manifest import MANIFEST, require_one_scheme
 from alphaprof.run.reader import Run
 from alphaprof.run.split import (
     PARTS,
@@ -213,6 +213,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     before = run.manifest
+    require_one_scheme(RunMismatch, f"no head can be trained on {run_name}", before.target.fingerprint, target.digest)
     if target.digest != before.target.fingerprint or tokenizer_fingerprint(tokenizer) != before.tokenizer:
         raise RunMismatch(
             f"{run_name} was made with another target, dtype or tokenizer than {options.target.model}",
