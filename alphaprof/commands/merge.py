@@ -76,6 +76,8 @@ def _differs(one: Manifest, other: Manifest) -> list[str]:
     """Return in what a part was made otherwise than the first, in words."""
     config = [key for key in one.config if key not in FREE and one.config[key] != other.config.get(key)]
     odd = [f"another profile ({', '.join(config)})"] if config else []
+    if "batch_tokens" in config:  # by auto, of GPUs of other sizes
+        odd = [f"batch_tokens {other.config.get('batch_tokens')}, not {one.config['batch_tokens']}: give it in the profile"]
     for name, facts in one.models.items():
         theirs = other.models.get(name)
         if theirs is None or (fields := differing(facts, theirs)):

@@ -31,7 +31,7 @@ from alphaprof.config.options import (
     TextContinuation,
 )
 from alphaprof.config.part import WHOLE, Part
-from alphaprof.config.profile import ProfileOptions
+from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
@@ -55,6 +55,7 @@ from alphaprof.profiling.models.load import (
 from alphaprof.profiling.models.processing import not_modelled
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.batch_tokens import batch_tokens_of
 from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.shard import Advance, Loaded, Plan, Progress, ShardRows, ShardTexts, score_shard, write_shard
 from alphaprof.profiling.texts.continuations import digest
@@ -294,7 +295,7 @@ def load(
     """
     reused = Reused.open(reuse, options, units) if reuse else None
     if reused is not None:  # its text is that of the target in its dtype
-        options = as_measured(options, reused.run.manifest)
+        options = with_dtype(options, reused.run.manifest.profile.target.dtype)
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     staged = staged or reused
@@ -314,6 +315,10 @@ def load(
     documents = staged or read
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
+    if options.batch_tokens == AUTO:
+        options = options.model_copy(update={"batch_tokens": batch_tokens_of(options, scorer)})
+        if target.device.type == "cuda":
+            progress.say(f"batch_tokens: {options.batch_tokens}, by the memory of the GPU")
     return Loaded(options, tokenizer, target, drafts, documents, scorer)
 
 
@@ -463,8 +468,13 @@ def goes_on(
 
 
 def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
-    """Return the options with the target's dtype of a run that was made already, if they leave it to auto."""
-    return with_dtype(options, manifest.profile.target.dtype)
+    """Return the options with the target's dtype and the tokens of a batch of a run that was made already, if they leave
+    these to auto.
+    """
+    options = with_dtype(options, manifest.profile.target.dtype)
+    if options.batch_tokens != AUTO:
+        return options
+    return options.model_copy(update={"batch_tokens": manifest.profile.batch_tokens})
 
 
 def _require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> None:

@@ -110,7 +110,7 @@ def write_shard(
         texts += writer.write([document for document in documents if writer.writes(document)], lambda: advance(1, 0))
         mine = [document for document in documents if not writer.writes(document)]
     if loaded is not None:
-        for batch in generation_batches(mine, loaded.options.batch_tokens):
+        for batch in generation_batches(mine, loaded.options.padded_tokens):
             generated, times = halving(lambda items: generate(loaded.target, items, loaded.scorer.width), batch, _name)
             texts += generated
             halved += times
@@ -134,7 +134,7 @@ def score_shard(
     ]
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in loaded.drafts}
     halved = shard.halved_batches
-    for batch in scoring_batches(continuations, loaded.options.batch_tokens):
+    for batch in scoring_batches(continuations, loaded.options.padded_tokens):
         parts, times = halving(lambda items: [(items, loaded.scorer.score(items))], batch, _name)
         for items, columns in parts:
             for draft, arrays in columns.items():

@@ -392,7 +392,7 @@ def _finished(record: TrainingRecord, state: TrainingState, features: Sequence[F
 def _features(shop: Workshop, layers: tuple[int, ...], out: Path, part: str) -> Features:
     """Return the target's states on the texts of a part."""
     texts = shop.split.of(shop.texts, part)
-    features = Features(shop.target, layers, texts, out, shop.options.batch_tokens)
+    features = Features(shop.target, layers, texts, out, shop.options.padded_tokens)
     where = f"on disk, in {out}" if features.on_disk else "in memory"
     shop.progress.say(f"states of the target, {part}: {features.bytes / 2**20:,.0f} MiB, {where}")
     shop.progress.start("states of the target", len(texts), "documents")
@@ -403,7 +403,7 @@ def _features(shop: Workshop, layers: tuple[int, ...], out: Path, part: str) -> 
 def _schedule(shop: Workshop) -> Schedule:
     asked, tokens = shop.asked, sum(len(text.ids) for text in shop.split.of(shop.texts, TRAIN))
     steps = asked.steps or max(1, -(-PASSES * tokens // asked.batch_tokens))
-    return Schedule(steps, asked.ttt, asked.batch_tokens, shop.options.batch_tokens, asked.learning_rate, asked.seed)
+    return Schedule(steps, asked.ttt, asked.batch_tokens, shop.options.padded_tokens, asked.learning_rate, asked.seed)
 
 
 def _autocast(target: Model) -> torch.dtype | None:
