@@ -74,13 +74,13 @@ class Bench:
     def texts(self) -> list[Continuation]:
         """The documents' texts, written in batches as a run does it, in document order."""
         found: list[Continuation] = []
-        for batch in generation_batches(self.documents, self.loaded.options.batch_tokens):
+        for batch in generation_batches(self.documents, self.loaded.options.padded_tokens):
             found += generate(self.loaded.target, batch, self.loaded.scorer.width)
         return sorted(found, key=lambda item: item.document.document)
 
     def batches(self, texts: Sequence[Continuation]) -> list[list[Continuation]]:
         """Texts in the batches that they are scored in."""
-        return list(scoring_batches(texts, self.loaded.options.batch_tokens))
+        return list(scoring_batches(texts, self.loaded.options.padded_tokens))
 
 
 def processor() -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -37,6 +40,23 @@ class Silent:
     def start(self, label: str, total: int | None, unit: str) -> None: ...
 
     def advance(self, steps: float, positions: int = 0) -> None: ...
+
+
+def openings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file of data is opened from now on, and each dataset that `datasets` reads."""
+    import datasets
+
+    found: Counter[str] = Counter()
+    builder, os_file, opening = datasets.load_dataset_builder, pa.OSFile, Path.open
+
+    def counted(path: Any, *rest: Any, original: Any, **more: Any) -> Any:
+        found[str(path)] += 1
+        return original(path, *rest, **more)
+
+    monkeypatch.setattr(pa, "OSFile", partial(counted, original=os_file))
+    monkeypatch.setattr(Path, "open", lambda self, *rest, **more: counted(self, *rest, original=opening, **more))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda **given: counted(original=builder, **given))
+    return found
 
 
 def write_data(folder: Path) -> None:
@@ -109,6 +129,7 @@ MIXED: dict[str, Any] = {
     ],
     "thinking": {"begin": "o", "end": "e"},
     "rules": [*LOGGED_RULES, "tree_2"],
+    "draft_processing": "same",  # so that q, too, gives tokens no probability
     "certificates": True,
     "costs": {"source": "none"},
     "execution": {"threads": 1},

@@ -65,7 +65,7 @@ class Difference:
 
     domain: str
     continuation: str
-    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    sampling: dict[str, float] | None  # settings that p was processed with, q by draft_processing; None: the plain softmax
     rule: str
     on_policy: bool
     lossy: bool
@@ -86,7 +86,7 @@ class OverallDifference:
     """
 
     rule: str
-    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    sampling: dict[str, float] | None  # settings that p was processed with, q by draft_processing; None: the plain softmax
     domains: tuple[str, ...]  # that have rounds and a share of the traffic
     weights: dict[str, float] | None  # shares of output tokens, from the first run's decision; None: as documents have them
     documents: int  # paired

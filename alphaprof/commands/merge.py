@@ -8,7 +8,7 @@ from pathlib import Path
 
 from alphaprof.errors import RunMismatch
 from alphaprof.run.journal import STEPS, Journal
-from alphaprof.run.manifest import LATENCY, Manifest, differences, differing
+from alphaprof.run.manifest import LATENCY, Manifest, differences, differing, require_one_scheme
 from alphaprof.run.reader import TIMED_AGAIN, Run
 from alphaprof.run.writer import FREE, RunWriter
 from alphaprof.totals.files import write_totals
@@ -61,12 +61,14 @@ def _in_order(runs: Sequence[Run]) -> list[Run]:
     parts = [found[index] for index in range(count)]
     staged = sum(run.manifest.staged for run in parts)
     for index, run in enumerate(parts):
+        where = f"{run.path} does not fit {parts[0].path}"
+        require_one_scheme(RunMismatch, where, *(part.manifest.target.fingerprint for part in (parts[0], run)))
         odd = _differs(parts[0].manifest, run.manifest)
         blocks = len(range(index, staged, count))
         if run.manifest.staged != blocks:
             odd.append(f"{run.manifest.staged} shards, not {blocks}: another limit or other data")
         if odd:
-            raise RunMismatch(f"{run.path} does not fit {parts[0].path}: {'; '.join(odd)}", AGAIN)
+            raise RunMismatch(f"{where}: {'; '.join(odd)}", AGAIN)
     return parts
 
 
@@ -74,6 +76,8 @@ def _differs(one: Manifest, other: Manifest) -> list[str]:
     """Return in what a part was made otherwise than the first, in words."""
     config = [key for key in one.config if key not in FREE and one.config[key] != other.config.get(key)]
     odd = [f"another profile ({', '.join(config)})"] if config else []
+    if "batch_tokens" in config:  # by auto, of GPUs of other sizes
+        odd = [f"batch_tokens {other.config.get('batch_tokens')}, not {one.config['batch_tokens']}: give it in the profile"]
     for name, facts in one.models.items():
         theirs = other.models.get(name)
         if theirs is None or (fields := differing(facts, theirs)):

@@ -40,6 +40,7 @@ from alphaprof.errors import cut, shown
 from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
 
 AUTO = "auto"
+CPU_TOKENS = 8192  # of a batch on a CPU, where larger ones are no faster
 
 
 RuleId = Annotated[str, BeforeValidator(lambda given: parse_rule(given).id)]
@@ -213,9 +214,10 @@ class ProfileOptions(Options):
     )
     data: list[SourceOptions] = Field(min_length=1)
     continuation: ContinuationOptions = GreedyContinuation()
-    draft_processing: Literal["same", "temperature"] = Field(
-        "same",
-        description="how q is processed on sampled text: like p, or with temperature only (drafters that do not truncate)",
+    draft_processing: Literal["temperature", "same"] = Field(
+        "temperature",
+        description="how q is processed on sampled text: with temperature only, as drafters of vLLM and SGLang do, or like "
+        "p, as those of Hugging Face do",
     )
     rules: Annotated[list[RuleId], AfterValidator(lambda rules: list(dict.fromkeys(rules)))] = Field(
         list(DEFAULT_RULES), min_length=1, description="acceptance rules, like strict, {additive: 0.1}, or additive:0.1"
@@ -231,7 +233,11 @@ class ProfileOptions(Options):
     decision: DecisionOptions = DecisionOptions()
     execution: ExecutionOptions = ExecutionOptions()
     thinking: Markers | None = Field(None, description="report thinking and answer separately; default: together")
-    batch_tokens: Whole = Field(8192, ge=1, description="maximum padded tokens per batch (a single document may exceed it)")
+    batch_tokens: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="maximum padded tokens per batch (a single document may exceed it); auto: by the GPU's memory and the "
+        "models in it, at most 65,536; 8192 on a CPU",
+    )
     shard_documents: Whole = Field(64, ge=1, description="documents per shard: the most that an interruption can lose")
 
     @model_validator(mode="before")
@@ -326,6 +332,11 @@ class ProfileOptions(Options):
         """Return the sources whose texts the engine writes."""
         kinds = enumerate(map(self.continuation_of, range(len(self.data))))
         return {index for index, kind in kinds if isinstance(kind, WrittenContinuation) and kind.writer != "transformers"}
+
+    @property
+    def padded_tokens(self) -> int:
+        """`batch_tokens` of a profile whose models are loaded, before that of a CPU."""
+        return CPU_TOKENS if self.batch_tokens == "auto" else self.batch_tokens
 
     @property
     def uses_engine(self) -> bool:

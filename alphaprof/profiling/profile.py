@@ -32,7 +32,7 @@ from alphaprof.config.options import (
     TextContinuation,
 )
 from alphaprof.config.part import WHOLE, Part
-from alphaprof.config.profile import ProfileOptions
+from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
@@ -42,7 +42,6 @@ from alphaprof.profiling.engine.client import TRIED, vllm_version
 from alphaprof.profiling.engine.steps import no_method, time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
-from alphaprof.profiling.models import hub
 from alphaprof.profiling.models.dtype import with_dtype
 from alphaprof.profiling.models.kinds import check_tokenizers, load_drafts
 from alphaprof.profiling.models.load import (
@@ -59,11 +58,11 @@ from alphaprof.profiling.models.load import (
 from alphaprof.profiling.models.processing import not_modelled
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring import dispatch
+from alphaprof.profiling.scoring.batch_tokens import batch_tokens_of
 from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.shard import Advance, Loaded, Plan, Progress, ShardRows, ShardTexts, score_shard, write_shard
 from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import (
-    INT32_MAX,
     Corpus,
     Ids,
     Reused,
@@ -84,6 +83,7 @@ from alphaprof.run.manifest import (
     differences,
     differing,
     now,
+    require_one_scheme,
 )
 from alphaprof.run.notes import note
 from alphaprof.run.reader import Run
@@ -95,7 +95,7 @@ from alphaprof.totals.files import write_totals
 from alphaprof.version import __version__
 
 Result = TypeVar("Result", ShardTexts, ShardRows)
-LOOKED_AT = 1_000  # documents of each source, before models are loaded
+LOOKED_AT = 1_000  # rows of each source, before models are loaded
 LABELS = {"texts": "writing texts", "rows": "scoring"}
 TEXTS_WRITTEN = "all texts of {} are written; score them with --resume"
 
@@ -265,7 +265,7 @@ def begun(
 
 def _stage(loaded: Loaded, run: NewRun, part: Part, progress: Progress) -> int:
     """Write the prompts of a run by shards, and return how many these are."""
-    progress.start("reading prompts", hub.expected_documents(loaded.options), "documents")
+    progress.start("reading prompts", None, "documents")  # to count them, each source would be read once more
     stream, staged = iter(loaded.documents), 0
     for block in itertools.count():
         documents = list(itertools.islice(stream, loaded.options.shard_documents))
@@ -303,20 +303,23 @@ def load(
     check_tokenizers(options, tokenizer)  # wrong ones, a wrong engine and wrong data are found before weights are loaded
     if options.vllm is not None and options.uses_engine and engine:
         check_engine(options, options.vllm, tokenizer, reused is None and bool(options.written_by_engine()))
+    corpus = Corpus(options, tokenizer)
     if staged is None:
-        first = Corpus(options, tokenizer, None, INT32_MAX)
-        for _ in itertools.islice(first, LOOKED_AT * len(options.data)):
-            pass
-        first.check()
+        corpus.look(LOOKED_AT)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     if target.choice is not None:
         options = with_dtype(options, target.choice.chosen)
         progress.say(target.choice.reason)
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
-    documents = staged or Corpus(options, tokenizer, target.context, target.vocabulary, target.served)
+    read = dataclasses.replace(corpus, context=target.context, vocabulary=target.vocabulary, served=target.served)
+    documents = staged or read
     extras = Extras.of(options.rules, options.certificates)
     scorer = Scorer(target, drafts, token_count(tokenizer), options.draft_processing, extras)
+    if options.batch_tokens == AUTO:
+        options = options.model_copy(update={"batch_tokens": batch_tokens_of(options, scorer)})
+        if target.device.type == "cuda":
+            progress.say(f"batch_tokens: {options.batch_tokens}, by the memory of the GPU")
     return Loaded(options, tokenizer, target, drafts, documents, scorer)
 
 
@@ -425,6 +428,10 @@ def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environ
     there = environment["packages"].get("vllm", TRIED)
     if not there.startswith(TRIED):
         yield note("other_vllm", version=there, tried=TRIED)
+    settings = [policy(kind, target.served)["processing"] for kind in kinds]
+    cut = any(each is not None and each.for_draft(options.draft_processing) != each for each in settings)
+    if cut and scorer.drafts and (drawn := [name for name in options.rules if parse_rule(name).rule.drawn]):
+        yield note("draft_processing", rules=", ".join(drawn))
     if any(isinstance(kind, SampledContinuation) and kind.generation_config for kind in kinds):
         yield from (note("not_modelled", setting=setting) for setting in not_modelled(target.served))
     for forced in (scorer.target, *scorer.drafts):
@@ -495,12 +502,15 @@ def goes_on(
 
 
 def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
-    """Return the options with the target's dtype and the source of step times of a run that was made already, if they leave
-    these to auto.
+    """Return the options with what a run that was made already found for those that are left to auto: the target's dtype, the
+    source of step times and the tokens of a batch.
     """
     stored = manifest.profile
     where = (stored.costs.accelerator, stored.costs.tp) if isinstance(stored.costs, RooflineCosts) else (None,)
-    return with_dtype(options.with_costs(*where), stored.target.dtype)
+    options = with_dtype(options.with_costs(*where), stored.target.dtype)
+    if options.batch_tokens != AUTO:
+        return options
+    return options.model_copy(update={"batch_tokens": stored.batch_tokens})
 
 
 def _require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> None:
@@ -543,6 +553,7 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
             f"this process computes differently from the one that began the run ({'; '.join(found)}): rows could differ",
             "match the run's setup, profile into a new directory, or allow it: --set execution.mixed_devices=true",
         )
+    require_one_scheme(RunMismatch, f"{run.path} cannot go on", before.target.fingerprint, mine.target.fingerprint)
     pairs = ((name, before.models[name], facts) for name, facts in mine.models.items())
     fields = [f"{name} {field}" for name, earlier, facts in pairs for field in differing(earlier, facts)]
     odd = [field for field in fields if not ((mixed or moved) and field.endswith(" device"))]
@@ -564,6 +575,8 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
 def _require_same_target(earlier: Run, mine: Manifest) -> None:
     """Raise `RunMismatch` unless a run whose continuations are reused was made with this target, dtype and tokenizer."""
     before = earlier.manifest
+    fingerprints = before.target.fingerprint, mine.target.fingerprint
+    require_one_scheme(RunMismatch, f"the texts of {earlier.path} cannot be reused", *fingerprints)
     if differing(before.target, mine.target) or before.tokenizer != mine.tokenizer:
         hint = "profile without --reuse-continuations: another target writes other text"
         raise RunMismatch(f"{earlier.path} was made with another target, dtype or tokenizer", hint)

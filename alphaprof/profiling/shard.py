@@ -111,7 +111,7 @@ def write_shard(
         mine = [document for document in documents if not writer.writes(document)]
     if loaded is not None:
         target, width = loaded.target, loaded.scorer.width
-        for batch in generation_batches(mine, loaded.options.batch_tokens):
+        for batch in generation_batches(mine, loaded.options.padded_tokens):
             generated, times = halving(lambda items: generate(target, items, width), batch, _name, [target])
             texts += generated
             halved += times
@@ -135,7 +135,7 @@ def score_shard(
     ]
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in loaded.drafts}
     halved, models = shard.halved_batches, [loaded.target, *(model for each in loaded.drafts for model in each.models)]
-    for batch in scoring_batches(continuations, loaded.options.batch_tokens):
+    for batch in scoring_batches(continuations, loaded.options.padded_tokens):
         parts, times = halving(lambda items: [(items, loaded.scorer.score(items))], batch, _name, models)
         for items, columns in parts:
             for draft, arrays in columns.items():

@@ -101,6 +101,11 @@ def text_kind(continuation: str, sampling: dict[str, float] | None) -> str:
     return f"{continuation} at temperature {sampling['temperature']:g}{others}"
 
 
+def is_cut(sampling: dict[str, float] | None) -> bool:
+    """Return whether sampling left out the less probable tokens."""
+    return sampling is not None and (sampling["top_k"] > 0 or sampling["top_p"] < 1 or sampling["min_p"] > 0)
+
+
 def percent(value: float) -> str:
     """Return a share as a whole percentage; 0.996 is not written as 100%, and 0.004 not as 0%."""
     text = f"{100 * value:.0f}"

@@ -94,7 +94,7 @@ class Result(Answer):
     lossy: bool
     estimator: str
     continuation: str
-    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
+    sampling: dict[str, float] | None  # settings that p was processed with, q by draft_processing; None: the plain softmax
     on_policy: bool  # the rule's own decoding (for a lossy rule: the target's) would emit this text
     positions: int
     alpha: Interval | None  # acceptance over positions with a proposal, as if a round began at each; None: imported

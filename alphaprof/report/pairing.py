@@ -17,7 +17,7 @@ from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import basis, why_undecidable
 from alphaprof.report.verdict import AUTO, judge
-from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT
+from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, require_one_scheme
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
 from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
@@ -96,6 +96,9 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
     for (name, value, hint), (_, other, _) in zip(_must_be_equal(first), _must_be_equal(second), strict=True):
         if value != other:
             raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)
+    if not other_target:
+        fingerprints = one.target.fingerprint, two.target.fingerprint
+        require_one_scheme(NotComparable, f"{here} and {there} cannot be compared", *fingerprints)
     facts = () if other_target else ("fingerprint", "dtype")
     odd = [name for name in facts if getattr(one.target, name) != getattr(two.target, name)]
     odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []

@@ -10,6 +10,7 @@ from alphaprof.render import format as fmt
 from alphaprof.render.blocks import text_name
 from alphaprof.report.answer import AtConcurrency, GammaResult, Result, RunFacts
 from alphaprof.report.build import Report, RunReport
+from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import DraftFacts
 
 
@@ -45,6 +46,15 @@ def judged(report: RunReport) -> Iterator[tuple[str, list[Result]]]:
         mine = [result for result in report.results if result.draft == draft and result.verdict is not None]
         for rule in dict.fromkeys(result.rule for result in mine):
             yield f"draft {draft}, rule {rule}", [result for result in mine if result.rule == rule]
+
+
+def how_drafted(report: RunReport, results: Sequence[Result]) -> Iterator[str]:
+    """Yield how q was processed, if a rule draws from it on text that was sampled without the less probable tokens."""
+    drawn = any(parse_rule(result.rule).rule.drawn and fmt.is_cut(result.sampling) for result in results)
+    if drawn and report.run.imported is None:
+        setting = report.inputs.run.manifest.profile.draft_processing
+        how = "is cut like p" if setting == "same" else "has temperature only, p is also cut by top_k, top_p and min_p"
+        yield f"q {how} (draft_processing: {setting})"
 
 
 def of_best(cell: Callable[[GammaResult], str]) -> Callable[[Result], str]:

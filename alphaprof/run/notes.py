@@ -197,6 +197,12 @@ REMARKS: Mapping[str, NoteKind] = {
         "certificates: true has no effect, because none of the rules has a threshold ({rules})",
         "add a rule with a threshold, like strict; the others accept drafts by chance",
     ),
+    "draft_processing": NoteKind(
+        "{rules}: drafts are drawn with temperature only, as in vLLM and SGLang, on text that is also cut by top_k, top_p "
+        "or min_p",
+        "for an engine whose drafter cuts like the target, as Hugging Face does: draft_processing: same",
+        check="sampling",
+    ),
     "slow_statistics": NoteKind(
         "statistics run in torch (slower, same numbers), because Triton's kernels cannot run here: {reason}",
         "install triton and a C compiler",

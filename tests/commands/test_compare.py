@@ -255,8 +255,11 @@ def test_another_target_tokenizer_or_processing_is_refused(tmp_path: Path, run: 
     target = dataclasses.replace(run.manifest.target, fingerprint="0" * 64)
     others = {
         "fingerprint": changed(run, tmp_path / "a", target=target),
+        "an older alphaprof": changed(
+            run, tmp_path / "d", target=dataclasses.replace(target, fingerprint=f"files-{'0' * 64}")
+        ),
         "tokenizer": changed(run, tmp_path / "b", tokenizer="1" * 64),
-        "draft_processing": changed(run, tmp_path / "c", config=run.manifest.config | {"draft_processing": "temperature"}),
+        "draft_processing": changed(run, tmp_path / "c", config=run.manifest.config | {"draft_processing": "same"}),
     }
     for reason, other in others.items():
         with pytest.raises(NotComparable, match=reason):

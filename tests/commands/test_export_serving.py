@@ -260,7 +260,7 @@ def test_what_drafted_in_an_imported_run_is_not_known(run: Run) -> None:
         export(RunDraft(served, "small"), "vllm-config", gamma=3)
 
 
-def test_drafts_that_vllm_draws_otherwise_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_an_engine_draws_otherwise_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for top_k, rule, processing, expected in (
         (20, "lossless", "same", 1),
         (20, "lossless", "temperature", 0),

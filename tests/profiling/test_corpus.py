@@ -40,6 +40,7 @@ from alphaprof.profiling.texts.corpus import (
 from alphaprof.profiling.texts.rows import rows
 from alphaprof.run.manifest import left_out_remedy
 from tests.loops import each
+from tests.runs import openings
 from tests.tiny import tokenizer
 
 VOCABULARY = 260
@@ -701,3 +702,55 @@ def test_the_digest_of_documents_changes_with_data_and_settings() -> None:
     assert len(set(found)) == len(found)
     assert digest([document]) == found[0]
     assert digest([document, document]) != found[0]
+
+
+LOOKS = {
+    "all of it": {},
+    "a limit": {"limit": 4},
+    "a limit by domain": {"domain": {"column": "kind"}, "limit": 2},
+    "in random order": {"shuffle_seed": 3, "shuffle_buffer": 5},
+    "in random order, cut off": {"shuffle_seed": 3, "shuffle_buffer": 50, "limit": 7},
+    "bad rows": {"bad_rows": 0.5, "min_prompt_tokens": 2},
+    "too long": {"too_long": "truncate"},
+}
+
+
+@pytest.mark.parametrize("most", [1, 3, 1000])
+@pytest.mark.parametrize("options", LOOKS.values(), ids=LOOKS)
+def test_what_was_looked_at_is_not_read_again_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], most: int
+) -> None:
+    """Whatever the target turns out to be: `look` knows neither its context nor its vocabulary."""
+    rows = [{"text": "ab" * (index % 7), "kind": "xyz"[index % 3]} for index in range(20)]
+    rows[5] = {"no text": 1}
+    paths = [written(tmp_path / f"{name}.jsonl", rows) for name in "ab"]
+    sources = [{"path": path} | {"bad_rows": 0.5} | options for path in paths]
+    continuation = {"kind": "greedy", "max_new_tokens": 4}
+    expected = corpus(*sources, context=12, continuation=continuation)
+    documents = plain(expected)
+    found = openings(monkeypatch)
+    first = Corpus(profile(*sources, continuation=continuation), WORDS)
+    first.look(most)
+    known = dataclasses.replace(first, context=12, vocabulary=VOCABULARY)
+    assert plain(known) == documents
+    assert [found[path] for path in paths] == [1, 1]
+    assert (known.skipped, known.truncated, known.bad_rows()) == (expected.skipped, expected.truncated, expected.bad_rows())
+    assert expected.skipped.total() + expected.truncated.total() > 0
+    assert plain(known) == documents  # once more, from the beginning
+    assert [found[path] for path in paths] == [2, 2]
+
+
+def test_a_look_reads_no_further_than_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def rows(source: Any, roots: Any) -> Iterator[Any]:
+        for index in itertools.count():
+            read.append(index)
+            yield index, f"row {index}", {"text": "" if index < 7 else "ab"}
+
+    monkeypatch.setattr("alphaprof.profiling.texts.corpus.rows", rows)
+    endless = corpus({"path": "hub/endless"})
+    endless.look(3)
+    assert len(read) == 9  # until there was a document, and one row behind it
+    assert [document.source_row for document in itertools.islice(endless, 4)] == [7, 8, 9, 10]
+    assert read == list(range(11))  # each row once

@@ -64,6 +64,7 @@ def run(demo_model: Path, weights: Path, tmp_path_factory: pytest.TempPathFactor
     sampled = {"kind": "sampled", "temperature": 0.8, "top_p": 0.95, "max_new_tokens": NEW_TOKENS}
     tree["data"] = [*sources[:3], sources[5] | {"domain": "drawn", "continuation": sampled}]
     tree["continuation"]["max_new_tokens"] = NEW_TOKENS
+    tree["draft_processing"] = "same"  # else a draft that is the target is not cut as the target is
     tree["costs"], tree["gammas"] = {"source": "none"}, [1, 3, 4]
     (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
     command = [sys.executable, "-m", "alphaprof", "profile", "profile.yaml", "--out", "run", "--limit", "2"]

@@ -16,7 +16,7 @@ from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads import draft
 from alphaprof.profiling.models.kinds import load_drafts
-from alphaprof.profiling.models.load import fingerprint_of, load_model, load_tokenizer
+from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
 from alphaprof.totals.replay import Trace, listed_rounds
@@ -141,7 +141,8 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     the head is hashed once.
     """
     hashed = []
-    monkeypatch.setattr(draft, "fingerprint_of", lambda *parts: hashed.append(parts) or fingerprint_of(*parts))
+    by_files = draft.fingerprint_by_files
+    monkeypatch.setattr(draft, "fingerprint_by_files", lambda *parts: hashed.append(parts) or by_files(*parts))
     greedy = {"kind": "greedy", "max_new_tokens": SIZE}
     rows = [{"prompt": text["prompt"]} for text in TEXTS[::4]]
     head = shutil.copytree(GOLDEN, tmp_path / "head")

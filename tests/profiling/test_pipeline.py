@@ -64,6 +64,7 @@ from tests.runs import (
     interrupted,
     log_of,
     mixed_file,
+    openings,
     profile_file,
     require_same_tables,
     run_profile,
@@ -657,6 +658,24 @@ def test_texts_are_measured_again_without_writing_them(
             profiling.profile(other, tmp_path / "other", Silent(), reuse=sampled_run.path)
 
 
+def test_a_profile_reads_each_source_once(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pd.DataFrame({"text": [f"{index} and so on" for index in range(5)]})
+    (tmp_path / "splits").mkdir()
+    rows.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    rows.to_parquet(tmp_path / "rows.parquet")
+    rows.to_csv(tmp_path / "splits" / "train.csv", index=False)  # which `datasets` reads
+    names = ["rows.jsonl", "rows.csv", "rows.parquet", "splits"]
+    data = [{"domain": name.replace(".", "_"), "path": name, "prompt": "{text}"} for name in names]
+    drafts = {"ngram": {"kind": "prompt_lookup"}}
+    continuation = {"kind": "greedy", "max_new_tokens": 2}
+    path = profile_file(tmp_path, tiny, drafts=drafts, data=data, continuation=continuation, costs={"source": "none"})
+    found = openings(monkeypatch)
+    run = profiling.profile(load_profile(path), tmp_path / "run", Silent())
+    assert run.manifest.documents == 20
+    assert {name: found[str(tmp_path / name)] for name in names} == dict.fromkeys(names, 1)
+
+
 @pytest.mark.parametrize("generation_config", [True, False])
 def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_for(
     tiny: Path, own_target: Path, tmp_path: Path, generation_config: bool
@@ -673,6 +692,33 @@ def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_
     assert all("sets repetition_penalty: 1.1, which is not supported" in message for message in told)
     found = run.documents().select(["temperature", "top_k"]).to_pylist()
     assert found == [{"temperature": 0.6 if generation_config else 1.0, "top_k": 30}] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["temperature", ["lossless"]]),
+        ({"rules": ["one_hot", "block", "lossless"]}, ["temperature", ["block", "lossless"]]),
+        ({"draft_processing": "same"}, ["same", []]),
+        ({"rules": ["one_hot"]}, ["temperature", []]),  # nothing is drawn from q
+        ({"continuation": {"kind": "sampled", "temperature": 0.7, "max_new_tokens": 4}}, ["temperature", []]),  # nor cut
+        ({"continuation": {"kind": "greedy", "max_new_tokens": 4}}, ["temperature", []]),
+        ({"drafts": {"ngram": {"kind": "prompt_lookup"}}}, ["temperature", []]),
+    ],
+    ids=["default", "rules", "same", "not drawn", "not cut", "greedy", "lookup"],
+)
+def test_how_drafts_are_drawn_is_said_where_it_matters(
+    tiny: Path, tmp_path: Path, changes: dict[str, Any], expected: list[Any]
+) -> None:
+    sampled = {"kind": "sampled", "top_p": 0.9, "max_new_tokens": 4}
+    drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}}
+    given = {"continuation": sampled, "drafts": drafts, "costs": {"source": "none"}} | changes
+    progress = Silent()
+    run = profiling.profile(load_profile(profile_file(tmp_path, tiny, **given), limit=1), tmp_path / "run", progress)
+    said = [warning["message"] for warning in run.manifest.warnings if warning["code"] == "draft_processing"]
+    assert [message.split(":")[0].split(", ") for message in said] == [expected[1]] * bool(expected[1])
+    assert progress.warnings.count("draft_processing") == len(said)
+    assert run.manifest.config["draft_processing"] == expected[0]
 
 
 def test_settings_of_a_model_do_not_reach_greedy_text(greedy_run: Run, tiny: Path, own_target: Path, tmp_path: Path) -> None:

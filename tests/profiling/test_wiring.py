@@ -60,7 +60,7 @@ def loaded(*drafts: Any, check: bool = True, tokens: int = 99) -> Any:
     """A profile with these drafts on the texts of the head's tests."""
     documents = [dataclasses.replace(item.document, max_new_tokens=min(tokens, len(item.ids))) for item in texts()]
     asked = {draft.name: MtpDraft(kind="mtp", check_wiring=check) for draft in drafts}  # of any head
-    options = SimpleNamespace(batch_tokens=200, drafts=asked)
+    options = SimpleNamespace(padded_tokens=200, drafts=asked)
     return SimpleNamespace(drafts=drafts, documents=documents, options=options)
 
 

@@ -18,8 +18,19 @@ from alphaprof.totals.documents import lots_of
 from tests.conftest import slow
 from tests.loops import each
 from tests.reference import LOGGED_RULES
-from tests.reporting import as_json, asked, every, expected_rounds_of, log_of, only, recounted, reported, rows_of
-from tests.synthetic import Domain, Recipe, write_run
+from tests.reporting import (
+    as_json,
+    as_terminal,
+    asked,
+    every,
+    expected_rounds_of,
+    log_of,
+    only,
+    recounted,
+    reported,
+    rows_of,
+)
+from tests.synthetic import SETTINGS, Domain, Recipe, altered, write_run
 
 SAMPLED = {"temperature": 0.7, "continuation": "sampled"}
 GIVEN = {"temperature": 1.2, "continuation": "given"}
@@ -266,6 +277,25 @@ def test_a_lossy_rule_never_has_a_verdict(run: Run, rule: str) -> None:
         assert "is lossy" in result.reason
         assert "alphaprof validate --rule" in result.reason
     assert as_json(found)["answer"]["speedup"] is None
+
+
+@pytest.mark.parametrize(
+    ("top_k", "rule", "shown"), [(20, "one_hot", "rules"), (20, "lossless", "verdict"), (0, "lossless", "")]
+)
+def test_a_report_says_how_q_was_processed_where_a_rule_draws_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, top_k: int, rule: str, shown: str
+) -> None:
+    monkeypatch.setattr("tests.synthetic.SETTINGS", SETTINGS | {"top_k": top_k})
+    recipe = Recipe(
+        {"story": Domain(**SAMPLED)}, rules=("one_hot", "lossless"), seed=40 + top_k
+    )  # equal recipes are written once
+    run = write_run(tmp_path / "run", recipe)
+    said = {"temperature": "q has temperature only, p is also cut by top_k, top_p and min_p", "same": "q is cut like p"}
+    for setting, words in said.items():
+        report = build_report(altered(run, config=run.manifest.config | {"draft_processing": setting}))
+        asked_for = asked(report.inputs.run, rule=rule)
+        where = [name for name in ("verdict", "rules") if words in as_terminal(asked_for, 100, name)]
+        assert where == [shown] * bool(shown)
 
 
 def textbook(alpha: float, gamma: int) -> float:

@@ -13,7 +13,7 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import StepTimes, free_draft
 from alphaprof.costs.speedup import Mix, speedup
 from alphaprof.errors import OptionInvalid
-from alphaprof.render.format import count, many, short, text_kind, visible
+from alphaprof.render.format import count, is_cut, many, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.result import counted
 from alphaprof.report.stopping import answered_p_min
@@ -114,7 +114,6 @@ def scope_of(
     given = domain is None and question.weights is not None
     used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
     traffic = f"whole traffic ({many(len(pools), 'domain')} {'by decision.weights' if given else 'as observed'})"
-    sampling = [item.pool.sampling for item in used if item.pool.sampling]
     return ExportScope(
         side=side,
         question=question,
@@ -127,7 +126,7 @@ def scope_of(
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
         exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in used),
-        truncated=any(each["top_k"] > 0 or each["top_p"] < 1 or each["min_p"] > 0 for each in sampling),
+        truncated=any(is_cut(item.pool.sampling) for item in used),
         gammas=tuple(side.gammas) if gamma is None else (gamma,),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.draft import Arrays
+from alphaprof.profiling.models.hashes import fingerprint_by_files, head_files
 from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.run.manifest import DraftFacts, Trained
@@ -43,7 +45,8 @@ class HeadDraft:
     parallel; `block`: the rows of a block, if what it drafts depends on their number.
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
-    `doubts`: code, message and remedy of warnings about its files; `trained`: what its record of a training says.
+    `doubts`: code, message and remedy of warnings about its files; `trained`: what its record of a training says; `files`:
+    of its tensors, of modules in the target's checkpoint the target's.
     """
 
     name: str
@@ -64,6 +67,7 @@ class HeadDraft:
     alternatives: Sequence[Alternative] = ()
     doubts: tuple[dict[str, str], ...] = ()
     trained: Trained | None = None
+    files: tuple[Path, ...] = ()
 
     @classmethod
     def of(
@@ -77,6 +81,7 @@ class HeadDraft:
             hint = f"set this draft's depths to {network.most} or less; MTP with reuse: true has no limit"
             raise ModelUnloadable(f"draft {name} has {network.most} depths, but {depths} are needed", hint)
         reference, ranks = target.reference if model is None else model.model, options.ranks_by_depth
+        facts["files"] = target.files if model is None else head_files(model)
         return cls(name, network, target, options.kind, reference, depths=depths, ranks_by_depth=ranks, **facts)
 
     @property
@@ -91,8 +96,10 @@ class HeadDraft:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over its tensors and over how they are read, computed once: every weight is read."""
-        return fingerprint_of([self.kind, self.reading], self.network.state_dict())
+        """SHA-256 over its files, or else its tensors, and over how they are read; computed once."""
+        if not self.files:
+            return fingerprint_of([self.kind, self.reading], self.network.state_dict())
+        return fingerprint_by_files([self.kind, self.reading, str(self.network.dtype)], self.files)
 
     def facts(self) -> DraftFacts:
         """Return what the manifest keeps of it."""

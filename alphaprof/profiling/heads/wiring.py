@@ -52,8 +52,8 @@ def check_wiring(
     if not (tried := [head for head in heads if head.name in wanted]):
         return trials, tuple(warnings)
     say("checking how head files are read (set check_wiring: false to skip)")
-    texts = sample(tried[0].target, documents, width, options.batch_tokens)
-    batches = list(scoring_batches(texts, options.batch_tokens))
+    texts = sample(tried[0].target, documents, width, options.padded_tokens)
+    batches = list(scoring_batches(texts, options.padded_tokens))
     for head in tried:
         trials[head.name], of_readings = checked(head, batches, width)
         warnings += of_readings

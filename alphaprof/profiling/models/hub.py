@@ -242,7 +242,7 @@ def require_sound(folder: Path, cache: bool = False) -> None:
             "merge it into its base model first, in python: from peft import AutoPeftModelForCausalLM as A; "
             "A.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(OUT); save the tokenizer in OUT as well",
         )
-    explicit = _described(folder / CONFIG).get("transformers_weights")
+    explicit = explicit_weights(folder)
     if explicit is not None:
         _require_safetensors(explicit, folder / CONFIG)
     if (folder / WEIGHTS).is_file() and explicit is None:
@@ -292,6 +292,11 @@ def weights_in(folder: Path) -> list[Path]:
     """Return the files of a model's weights: those that an index names, or the single one. They need not be there."""
     named = set(map(str, (_described(folder / INDEX).get("weight_map") or {}).values()))
     return [folder / name for name in sorted(named or {WEIGHTS})]
+
+
+def explicit_weights(folder: Path) -> Any:
+    """Return the file of weights that config.json names; None: that of the usual name. Raises `ModelUnloadable`."""
+    return _described(folder / CONFIG).get("transformers_weights")
 
 
 def stored_dtype(path: Path) -> str | None:

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftModel(Model):
-    """A draft that is a causal language model. `shares_target_weights`: it is made of layers of the target."""
-
-    shares_target_weights: bool = False
+    """A draft that is a causal language model; one that has `layers` is made of these of the target."""
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -42,13 +40,14 @@ class DraftModel(Model):
 
     def facts(self) -> DraftFacts:
         """Return what the manifest keeps of it. No engine leaves out layers of its target to draft."""
+        shares = self.layers is not None
         return DraftFacts(
             **vars(super().facts()),
             has_distribution=True,
             has_steps=True,
-            shares_target_weights=self.shares_target_weights,
-            engine_method=None if self.shares_target_weights else "draft_model",
-            settings={} if self.shares_target_weights else {"speculative_algorithm": "STANDALONE"},
+            shares_target_weights=shares,
+            engine_method=None if shares else "draft_model",
+            settings={} if shares else {"speculative_algorithm": "STANDALONE"},
         )
 
     def teacher_forced(self, target: TeacherForced) -> TeacherForced:
@@ -207,7 +206,8 @@ def layer_skip(name: str, target: Model, drop_layers: list[int]) -> DraftModel:
         )
     left = _without_layers(network, kept)
     quantised = target.quantised and replace(target.quantised, kernels=kernels_of(left))
-    return DraftModel(name, left, "layer_skip", target.reference, quantised=quantised, shares_target_weights=True)
+    made, layers = (name, left, "layer_skip", target.reference), tuple(kept)
+    return DraftModel(*made, quantised=quantised, files=target.files, layers=layers)
 
 
 def _without_layers(network: Any, kept: list[int]) -> Any:

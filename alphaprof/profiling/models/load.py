@@ -25,6 +25,7 @@ from alphaprof.costs.cost_model import no_shape
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
+from alphaprof.profiling.models.hashes import fingerprint_by_files, weight_files
 from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model, settings_in
 from alphaprof.run.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.version import install_line, missing
@@ -59,7 +60,8 @@ WITHOUT = "give the unquantized checkpoint, or import your engine's logs (alphap
 class Model:
     """A loaded causal language model with the name that it has in the run (target, or a draft's name). `served`: what its
     own generation config sets; generation and scoring here do not follow it unless a profile asks. `quantised`: how its
-    weights are; None: they are not. `choice`: how auto chose its dtype; None: it was given.
+    weights are; None: they are not. `choice`: how auto chose its dtype; None: it was given. `files`: what its weights were
+    loaded from (none: these alone tell it from other models); `layers`: those in the files that it has; None: all.
     """
 
     name: str
@@ -69,6 +71,8 @@ class Model:
     served: Mapping[str, Any] = field(default_factory=dict)
     quantised: Quantisation | None = None
     choice: DtypeChoice | None = None
+    files: tuple[Path, ...] = ()
+    layers: tuple[int, ...] | None = None
 
     @property
     def decoder(self) -> Any:
@@ -129,8 +133,11 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """The fingerprint, computed once: every weight is read."""
-        return fingerprint(self.network)
+        """The fingerprint, computed once: by its files, or else every weight is read."""
+        if not self.files:
+            return fingerprint(self.network)
+        quantised = self.quantised and dataclasses.asdict(self.quantised)
+        return fingerprint_by_files([settings_of(self.network), self.dtype_name, quantised, self.layers], self.files)
 
     def facts(self) -> ModelFacts:
         """Return what the manifest keeps of this model."""
@@ -200,7 +207,8 @@ def load_model(
         network = network.to(place)
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
-    return Model(name, network.eval().requires_grad_(False), "model", options.model, served, quantised, choice)
+    network, files = network.eval().requires_grad_(False), weight_files(options)
+    return Model(name, network, "model", options.model, served, quantised, choice, files)
 
 
 def _auto_class(options: ModelOptions) -> Any:
@@ -476,9 +484,13 @@ def fingerprint(network: PreTrainedModel) -> str:
     buffers that are saved with them, which hold the weights of quantised layers. It does not depend on where the model
     lies, and changes with any bit.
     """
+    return fingerprint_of(settings_of(network), of_text(network, network.state_dict().items()))
+
+
+def settings_of(network: PreTrainedModel) -> dict[str, Any]:
+    """Return what of a model's configuration tells it from others."""
     volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
-    settings = {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
-    return fingerprint_of(settings, of_text(network, network.state_dict().items()))
+    return {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
 
 
 def fingerprint_of(settings: Any, weights: Mapping[str, Any]) -> str:

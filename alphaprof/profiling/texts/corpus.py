@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ from alphaprof.profiling.texts.chat import (
     turns_of,
     without_answer,
 )
-from alphaprof.profiling.texts.rows import rows
+from alphaprof.profiling.texts.rows import Numbered, rows
 from alphaprof.run.manifest import Manifest, left_out_remedy
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import PROMPT_COLUMNS, arrow_schema
@@ -150,17 +151,32 @@ class SourceRead:
 class Corpus:
     """The documents of a profile, round robin over its sources; counts what it leaves out or truncates, and why. A pure
     function of data and profile: iterating again yields the same documents with the same numbers.
+
+    `context` and `vocabulary` are the target's, which need not be known to `look`.
     """
 
     options: ProfileOptions
     tokenizer: PreTrainedTokenizerBase
-    context: int | None
-    vocabulary: int
+    context: int | None = None
+    vocabulary: int = INT32_MAX
     served: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the target's own generation config
     limit: int | None = None  # this many documents only
     skipped: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
     read: list[SourceRead] = field(default_factory=list)  # of each source
+    looked: dict[int, Iterator[Numbered]] = field(default_factory=dict)  # rows of a source with those of `look` in front
+
+    def look(self, most: int) -> None:
+        """Read each source's first `most` rows, and on to its first document, so that wrong data are found before a model
+        is loaded. The next iteration begins with these rows and reads on behind them. Raises what iterating raises.
+        """
+        self.read = [SourceRead() for _ in self.options.data]
+        for index, source in enumerate(self.options.data):
+            kept, rest = list[Numbered](), self._rows(index)
+            self.looked[index] = itertools.chain(kept, rest)
+            for _ in self._source(index, _kept(rest, kept), most):
+                pass
+            self.read[index].require(source, True)
 
     def __iter__(self) -> Iterator[Document]:
         """Documents with consecutive numbers. Raises the errors of `rows`, and those of sources without documents or with
@@ -169,7 +185,9 @@ class Corpus:
         self.skipped.clear()
         self.truncated.clear()
         self.read = [SourceRead() for _ in self.options.data]
-        streams = [self._source(index) for index in range(len(self.options.data))]
+        first = {index: self._rows(index) for index in range(len(self.options.data))} | self.looked
+        self.looked.clear()
+        streams = [self._source(index, numbered) for index, numbered in first.items()]
         number = 0
         while streams:
             for stream in list(streams):
@@ -181,17 +199,25 @@ class Corpus:
                     if number == self.limit:
                         return
 
-    def _source(self, index: int) -> Iterator[dict[str, Any]]:
+    def _rows(self, index: int) -> Iterator[Numbered]:
+        """Return the rows of one source, from its beginning."""
+        source = self.options.data[index]
+        answers = getattr(self.options.continuation_of(index), "column", None)
+        roots = {root for name in (*source.columns, answers or "") for root in (name, name.partition(".")[0])}
+        return rows(source, sorted(roots))
+
+    def _source(self, index: int, numbered: Iterator[Numbered], most: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the documents of one source, all of their fields but the number. Where a column names the domain, rows are
         read to the end for domains that have fewer than `limit`, of a stream until READ_ON rows in a row bring no document.
+        It ends after `most` rows if there was a document among them.
         """
         source, read = self.options.data[index], self.read[index]
         by_column, last = not isinstance(source.domain, str), 0
-        answers = getattr(self.options.continuation_of(index), "column", None)
-        roots = {root for name in (*source.columns, answers or "") for root in (name, name.partition(".")[0])}
         taken: Counter[str] = Counter()
         unseen = {name for name in (source.tools, source.chat_template_kwargs) if name}
-        for row_number, where, row in rows(source, sorted(roots)):
+        for row_number, where, row in numbered:
+            if most is not None and last and read.rows >= most:
+                return
             read.rows += 1
             try:
                 if isinstance(row, BadRow):
@@ -231,11 +257,6 @@ class Corpus:
         """Return, for each source with bad rows, how many there are, and the first of them."""
         each = zip(self.options.data, self.read, strict=True)
         return [bad for source, read in each if (bad := read.bad_rows(source.path))]
-
-    def check(self) -> None:
-        """Raise the error of a source with too many bad rows among those that were read so far."""
-        for source, read in zip(self.options.data, self.read, strict=True):
-            read.require(source, True)
 
     def _fields(self, source: SourceOptions, index: int, row: Row) -> dict[str, Any]:
         """Return the fields of a row's document but its number, domain and row. Raises `LeftOut` and `BadRow`."""
@@ -288,6 +309,13 @@ class Corpus:
         if source.too_long == "skip" or room < 1:
             raise LeftOut(f"longer than the target's context of {self.context} tokens")
         return prompt[-room:]
+
+
+def _kept(numbered: Iterator[Numbered], kept: list[Numbered]) -> Iterator[Numbered]:
+    """Yield rows, and keep them."""
+    for row in numbered:
+        kept.append(row)
+        yield row
 
 
 def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def rows(source: SourceOptions, roots: Sequence[str] = ()) -> Iterator[Numbered]
     A shuffled row keeps its number; where files are shuffled as well, that is its number in its file plus `FILE` times that
     of the file. Raises `DataUnreadable` and `DataEmpty`.
     """
-    require_data(source.path)
+    if not is_remote(source.path):  # opening it says the same
+        require_data(source.path)
     files = _files(source)
     read = [_file(file, roots, f"{Path(file).name} " if len(files) > 1 else "") for file in files] or _streams(source)
     if source.shuffle_seed is not None:

@@ -37,7 +37,7 @@ from alphaprof.profiling.training.initial import (
     weights_content,
 )
 from alphaprof.profiling.training.trainer import CHECKPOINT, Schedule, Trainer, TrainingState
-from alphaprof.run.manifest import MANIFEST
+from alphaprof.run.manifest import MANIFEST, require_one_scheme
 from alphaprof.run.reader import Run
 from alphaprof.run.split import (
     PARTS,
@@ -213,6 +213,7 @@ def opened(options: ProfileOptions, run_name: str, asked: TrainingOptions, progr
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     before = run.manifest
+    require_one_scheme(RunMismatch, f"no head can be trained on {run_name}", before.target.fingerprint, target.digest)
     if target.digest != before.target.fingerprint or tokenizer_fingerprint(tokenizer) != before.tokenizer:
         raise RunMismatch(
             f"{run_name} was made with another target, dtype or tokenizer than {options.target.model}",
@@ -391,7 +392,7 @@ def _finished(record: TrainingRecord, state: TrainingState, features: Sequence[F
 def _features(shop: Workshop, layers: tuple[int, ...], out: Path, part: str) -> Features:
     """Return the target's states on the texts of a part."""
     texts = shop.split.of(shop.texts, part)
-    features = Features(shop.target, layers, texts, out, shop.options.batch_tokens)
+    features = Features(shop.target, layers, texts, out, shop.options.padded_tokens)
     where = f"on disk, in {out}" if features.on_disk else "in memory"
     shop.progress.say(f"states of the target, {part}: {features.bytes / 2**20:,.0f} MiB, {where}")
     shop.progress.start("states of the target", len(texts), "documents")
@@ -402,7 +403,7 @@ def _features(shop: Workshop, layers: tuple[int, ...], out: Path, part: str) -> 
 def _schedule(shop: Workshop) -> Schedule:
     asked, tokens = shop.asked, sum(len(text.ids) for text in shop.split.of(shop.texts, TRAIN))
     steps = asked.steps or max(1, -(-PASSES * tokens // asked.batch_tokens))
-    return Schedule(steps, asked.ttt, asked.batch_tokens, shop.options.batch_tokens, asked.learning_rate, asked.seed)
+    return Schedule(steps, asked.ttt, asked.batch_tokens, shop.options.padded_tokens, asked.learning_rate, asked.seed)
 
 
 def _autocast(target: Model) -> torch.dtype | None:

@@ -11,7 +11,7 @@ from alphaprof.render.blocks import Block, Table, table_by_columns, table_of
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
 from alphaprof.report.inputs import draft_pools
-from alphaprof.report.wording import MARKS, alpha_name, by_text
+from alphaprof.report.wording import MARKS, alpha_name, by_text, how_drafted
 
 TITLE = "acceptance under other rules, and by span"
 EMPTY = "the run has only the verdict's rules: add one with report --rules additive:0.2 (see alphaprof rules)"
@@ -40,6 +40,7 @@ def draw(report: RunReport) -> Iterator[Block]:
         marks = {_mark(result) for result in mine}
         title = f"draft {draft}: {alpha_name(report.run, draft)} under other rules"
         below = [f"  {words}" for sign, words in MARKS.items() if sign in marks]
+        below += [f"  {words}" for words in how_drafted(report, mine)]
         yield table_by_columns(title, rows, below=below, draft=draft)
     for draft in report.run.drafts:
         yield from _span_table(report, draft, every)

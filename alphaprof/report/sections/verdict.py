@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Verdict
 from alphaprof.report.build import RunReport
-from alphaprof.report.wording import on_for
+from alphaprof.report.wording import how_drafted, on_for
 
 TITLE = "does it pay on the whole traffic, and why"
 
@@ -17,6 +17,7 @@ def draw(report: RunReport) -> Iterator[Block]:
     run, traffic, answer = report.run, report.traffic, report.answer
     yield f"target {run.target}   {run.dtype}   drafts {', '.join(run.drafts)}"
     yield f"text {'; '.join(run.texts) or 'none'}"
+    yield from how_drafted(report, report.results)
     yield f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}"
     if halved := sum(shard.halved_batches for shard in report.inputs.run.manifest.shards):
         batches = "1 batch was" if halved == 1 else f"{halved} batches were"
