@@ -502,8 +502,8 @@ def goes_on(
 
 
 def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
-    """Return the options with what a run that was made already found for those that are left to auto: the target's dtype, the
-    source of step times and the tokens of a batch.
+    """Return the options with what a run that was made already chose where they say auto: the target's dtype, the source of
+    step times and the tokens of a batch.
     """
     stored = manifest.profile
     where = (stored.costs.accelerator, stored.costs.tp) if isinstance(stored.costs, RooflineCosts) else (None,)
