@@ -75,20 +75,20 @@ def memory_for(capacity: int, calls: list[int] | None = None) -> Callable[[list[
 
 @each(("capacity", "halved"), [(8, 0), (7, 1), (4, 1), (3, 3), (2, 3), (1, 7)])
 def test_halvings_of_eight_items_are_counted(capacity: int, halved: int) -> None:
-    assert halving(memory_for(capacity), list(range(8)), str, []) == ([10 * item for item in range(8)], halved)
+    assert halving(memory_for(capacity), list(range(8)), str) == ([10 * item for item in range(8)], halved)
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=40), st.integers(1, 50))
 def test_results_keep_their_order_and_each_halving_adds_one_part(items: list[int], capacity: int) -> None:
     calls: list[int] = []
-    results, halved = halving(memory_for(capacity, calls), items, str, [])
+    results, halved = halving(memory_for(capacity, calls), items, str)
     assert results == [10 * item for item in items]
     assert halved == len(calls) - 1
 
 
 def test_a_single_item_that_does_not_fit_is_named() -> None:
     with pytest.raises(OutOfMemory, match="out of memory on item 3 alone"):
-        halving(lambda items: memory_for(0)(items) if 3 in items else items, [1, 2, 3, 4], lambda item: f"item {item}", [])
+        halving(lambda items: memory_for(0)(items) if 3 in items else items, [1, 2, 3, 4], lambda item: f"item {item}")
 
 
 def test_a_single_text_that_eager_attention_cannot_hold_needs_another_attention() -> None:
@@ -109,7 +109,7 @@ def test_every_way_of_running_out_of_memory_is_known(shortage: Exception) -> Non
             raise shortage
         return items
 
-    assert halving(run, [1, 2], str, []) == ([1, 2], 1)
+    assert halving(run, [1, 2], str) == ([1, 2], 1)
 
 
 def test_a_shortage_is_known_by_an_error_that_it_led_to() -> None:
@@ -120,7 +120,7 @@ def test_a_shortage_is_known_by_an_error_that_it_led_to() -> None:
             if len(items) > 1:
                 raise RuntimeError("operation failed due to a previous error during capture")
 
-    assert halving(record, [1, 2], str, []) == ([10, 20], 1)
+    assert halving(record, [1, 2], str) == ([10, 20], 1)
 
 
 def test_any_other_error_propagates_at_once() -> None:
@@ -134,5 +134,5 @@ def test_any_other_error_propagates_at_once() -> None:
         return results
 
     with pytest.raises(RuntimeError, match="shapes"):
-        halving(run, [0, 1, 2, 3], str, [])
+        halving(run, [0, 1, 2, 3], str)
     assert calls == [[0, 1, 2, 3], [0, 1], [2, 3]]

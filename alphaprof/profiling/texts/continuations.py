@@ -65,7 +65,10 @@ def fed(lengths: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def halving(
-    run: Callable[[list[Item]], list[Result]], items: list[Item], describe: Callable[[Item], str], models: Sequence[Model]
+    run: Callable[[list[Item]], list[Result]],
+    items: list[Item],
+    describe: Callable[[Item], str],
+    models: Sequence[Model] = (),
 ) -> tuple[list[Result], int]:
     """`run(items)`, in halves when memory runs out, and how many times a batch was halved. Raises `OutOfMemory` when a
     single item does not fit; `models`: those that run.
