@@ -38,6 +38,8 @@ class Silent:
 
     def advance(self, steps: float, positions: int = 0) -> None: ...
 
+    def relabel(self, label: str) -> None: ...
+
 
 def write_data(folder: Path) -> None:
     """Two domains of different lengths, and logged responses as text and as ids."""
