@@ -311,7 +311,7 @@ def backward(
         sums = losses_by_depth(network, states.batch([chosen[index] for index in part]), law, asked)
         means = [each / count for each, count in zip(sums, counts, strict=True)]
         sum(mean * DECAY**index for index, mean in enumerate(means)).backward()  # type: ignore[union-attr]
-        total += [float(mean) for mean in means]
+        total += torch.stack(means).detach().cpu().numpy()
     return total
 
 

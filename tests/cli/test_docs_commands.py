@@ -28,8 +28,8 @@ from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import AlphaprofError
+from alphaprof.run.place import TRAINING
 from alphaprof.run.reader import Run
-from alphaprof.run.training import read_training
 from tests.commands import test_import_prometheus as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response
@@ -259,6 +259,7 @@ def test_heads_of_a_quarter_half_and_all_of_the_texts_are_trained_and_compared_a
     lines = ["alphaprof train my.yaml --from runs/my --out heads/mine --steps 2", *commands.splitlines()]
     results = [CliRunner().invoke(app, shlex.split(line, comments=True)[1:]) for line in lines]
     assert [result.exit_code for result in results] == [0] * 8, [result.output for result in results]
-    units = [len(read_training(Path("heads", name)).units.train) for name in ("quarter", "half", "mine")]
+    records = [json.loads(Path("heads", name, TRAINING).read_text()) for name in ("quarter", "half", "mine")]
+    units = [len(record["units"]["train"]) for record in records]
     assert units == sorted(set(units))
     assert all("tokens per round at gamma 3" in result.output for result in results[-2:])
