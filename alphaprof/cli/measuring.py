@@ -175,6 +175,9 @@ def train(
     steps: Annotated[int | None, how(metavar="N", min=1, help="Optimizer steps; default: ten epochs.")] = None,
     batch_tokens: Annotated[int, how(metavar="N", min=1, help="Continuation tokens per step.")] = 1536,
     learning_rate: Annotated[float, how(metavar="X", min=1e-9, help="Peak learning rate, after the warm-up.")] = 2e-3,
+    share: Annotated[
+        float, how(metavar="X", min=0, max=1, help="Share of the training texts to use, to see what more text brings.")
+    ] = 1.0,
     seed: Annotated[int, how(metavar="N", min=0, help="Seed of the initial weights and the document order.")] = 0,
     resume: Resume = False,
     overrides: ProfileChanges = None,
@@ -185,6 +188,6 @@ def train(
     with working(str(out)) as progress:
         from alphaprof.profiling import training
 
-        asked = training.TrainingOptions(steps, ttt, batch_tokens, learning_rate, loss, init, seed)
+        asked = training.TrainingOptions(steps, ttt, batch_tokens, learning_rate, loss, init, share, seed)
         tested = training.train(options, run, out, asked, progress, resume)
     print(training.summary(out, tested))

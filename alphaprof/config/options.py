@@ -43,6 +43,7 @@ REMOVED: dict[str, str] = {
     "min_route_gain": NO_POOLS,
     "route": NO_POOLS,
     "serve_as": AS_MEANT,
+    "time": "remove it: profile two periods as two runs, train on the first and profile the head on the second",
     # At the top of a profile, in continuations, in rooflines and in execution.
     "engine": "write vllm: {python: ...} at the top, writer: vllm in a continuation, preset: sglang-h200 in costs, and "
     "workers: N in execution",

@@ -64,6 +64,7 @@ class TrainingOptions:
     learning_rate: float = 2e-3
     loss: str = "kl"
     init: str | None = None
+    share: float = 1.0
     seed: int = 0
 
 
@@ -99,7 +100,9 @@ class TrainingRecord:
                 raise ValueError(f"it has the schema {record.schema}, not {cls.schema}")
         except (OSError, TypeError, ValueError) as error:
             problem = f"{folder / TRAINING} cannot be read: {cut(str(error), 100)}"
-            raise HeadRecordUnreadable(problem, "use the alphaprof that wrote it, or train the head again") from None
+            raise HeadRecordUnreadable(
+                problem, "train it again; without this file --init takes it as a head of unknown texts"
+            ) from None
         return record
 
 
@@ -139,14 +142,16 @@ def train(
         found = ", ".join(f"{len(units)} to {part}" for part, units in parts.units.items())
         hint = "profile more prompts: each part needs one that is no near-copy of another part's, nor known to --init"
         raise DataEmpty(f"{run_name} has too few independent units: {found}", hint)
-    train_on = parts.of(texts, TRAIN)
+    units = {part: list(parts.units[part]) for part in PARTS}
+    units[TRAIN] = units[TRAIN][: max(1, round(asked.share * len(units[TRAIN])))]  # digests: in an order as good as random
+    train_on = [text for text in texts if text.unit in set(units[TRAIN])]
     record = TrainingRecord(
         options=asdict(asked),
         run=run_name,
         target=run.manifest.target.fingerprint,
         tokens=sum(len(text.ids) for text in train_on),
-        units={part: list(parts.units[part]) for part in PARTS},
-        learned=None if before is None else sorted({*before, *parts.units[TRAIN]}),
+        units=units,
+        learned=None if before is None else sorted({*before, *units[TRAIN]}),
     )
     if TRAINING in names:
         begun = TrainingRecord.read(out)

@@ -65,7 +65,7 @@ def draft_in(folder: Path, case: Case, target: Model) -> Any:
     return load_draft("head", given, case.options, target, load_tokenizer(case.options.target))
 
 
-def tested_on(case: Case) -> dict[str, RunText]:
+def held_out(case: Case) -> dict[str, RunText]:
     """Texts of the test part by their units."""
     texts = texts_of(case.opened)
     return {text.unit: text for text in split(texts).of(texts, TEST)}
@@ -99,7 +99,7 @@ def test_the_folder_of_a_head_holds_what_engines_and_readers_need(head: Path, ca
     assert record.learned == record.units[TRAIN]
 
 
-def test_the_vocabulary_never_sees_what_it_is_stopped_by_or_tested_on(head: Path, case: Case) -> None:
+def test_the_vocabulary_never_sees_what_it_is_stopped_by_or_held_out(head: Path, case: Case) -> None:
     texts = texts_of(case.opened)
     parts = split(texts)
     weights = load_file(head / "model.safetensors")
@@ -139,7 +139,7 @@ def test_the_best_weights_are_kept_not_the_last(case: Case, tmp_path: Path, monk
 def test_a_head_is_scored_as_the_trainer_computes_it(head: Path, case: Case, target: Model) -> None:
     """The logits of the trainer's forward, on states that it recorded, are right where the run that tested it says so."""
     draft, run = draft_in(head, case, target), Run.open(head / TESTED)
-    texts = {text.prompt.tobytes(): text for text in tested_on(case).values()}
+    texts = {text.prompt.tobytes(): text for text in held_out(case).values()}
     states = States(target, draft.network.layers, list(texts.values()), head.parent, 512, Silent())
     tested = {text.document: text for text in texts_of(run)}
     for shard in run.shards:
@@ -178,7 +178,7 @@ def test_the_files_hold_what_was_trained(case: Case, tmp_path: Path, monkeypatch
 def test_real_decoding_has_the_rounds_of_replay(head: Path, case: Case, target: Model) -> None:
     """Every round of every test document."""
     draft, tested, total = draft_in(head, case, target), results(head), 0
-    for unit, text in tested_on(case).items():
+    for unit, text in held_out(case).items():
         for gamma in (1, 2, 3):
             decoded = Speculation(target, draft, parse_rule("strict"), gamma).decode(text.prompt, 20)
             assert decoded.ids.tolist() == text.ids.tolist()
