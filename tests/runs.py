@@ -51,8 +51,7 @@ def write_data(folder: Path) -> None:
             size = int(generator.integers(2, 12)) if domain == "long" else 1
             text = f"{index} " + " ".join(generator.choice(words, size))
             ids = generator.integers(0, 250, 5 + index).tolist()
-            row = {"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2}
-            rows.append(row | {"asked": f"2026-03-{9 - index:02}T08:00:00.25+02:00"})
+            rows.append({"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2})
         (folder / f"{domain}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -69,7 +68,7 @@ def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
         },
         "data": [
             {"domain": "long", "path": "long.jsonl", "prompt": "{text}", "chat": True},
-            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation", "time": "asked"},
+            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation"},
         ],
         "continuation": {"kind": "greedy", "max_new_tokens": NEW_TOKENS},
         "gammas": [1, 2, 4],
