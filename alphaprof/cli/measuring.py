@@ -169,7 +169,7 @@ def train(
     out: Annotated[Path, output(readable=False, help="Directory of the head: new, or with --resume an interrupted one.")],
     init: Annotated[str | None, Option(metavar="HEAD", help="Begin with this EAGLE-3 head instead of a new one.")] = None,
     loss: Annotated[
-        Literal["kl", "lk"], how(help="kl: divergence from the target's distribution; lk: -log of acceptance.")
+        Literal["kl", "lk"], how(help="kl: divergence from the target's distribution; lk: blended with 1 - acceptance.")
     ] = "kl",
     ttt: Annotated[int, how(metavar="N", min=1, max=16, help="Drafts per round to train.")] = 3,
     steps: Annotated[int | None, how(metavar="N", min=1, help="Optimizer steps; default: ten epochs.")] = None,

@@ -126,10 +126,8 @@ def train(
         problem = f"{run_name} has no text by the target that is longer than the {asked.ttt} trained depths"
         hint = "profile with continuation kind greedy or sampled and a larger max_new_tokens, or lower --ttt"
         raise DataEmpty(problem, hint)
-    if len(texts) < len(every):
-        progress.say(
-            f"{len(every) - len(texts)} of {len(every)} documents are left out: too short, or not the target's text"
-        )
+    if left := len(every) - len(texts):
+        progress.say(f"{left} of {len(every)} documents are left out: too short, or not the target's text")
     before: list[str] | None = []
     if asked.init is not None:
         before = TrainingRecord.read(Path(asked.init)).learned if os.path.exists(Path(asked.init, TRAINING)) else None
@@ -144,7 +142,8 @@ def train(
         raise DataEmpty(f"{run_name} has too few independent units: {found}", hint)
     units = {part: list(parts.units[part]) for part in PARTS}
     units[TRAIN] = units[TRAIN][: max(1, round(asked.share * len(units[TRAIN])))]  # digests: in an order as good as random
-    train_on = [text for text in texts if text.unit in set(units[TRAIN])]
+    kept = set(units[TRAIN])
+    train_on = [text for text in texts if text.unit in kept]
     record = TrainingRecord(
         options=asdict(asked),
         run=run_name,
@@ -181,11 +180,11 @@ def summary(out: Path, tested: Run) -> str:
     totals, _ = decoded_totals(tested, HEAD, table, tested.manifest.profile.decision.rule)
     accepted = totals["accepted"].sum() / max(totals["proposals"].sum(), 1)
     rounds = [f"{totals['tokens'].sum() / max(totals[f'rounds_{gamma}'].sum(), 1):.2f}" for gamma in tested.gammas]
-    words = (
-        f"{out}: {record.steps} steps, best at step {record.best_step}; on {len(table)} test documents {accepted:.1%} of "
+    return (
+        f"{out}: {record.steps} steps, best at step {record.best_step}; {len(table)} test documents: {accepted:.1%} of first "
+        f"drafts accepted, {', '.join(rounds)} tokens per round at gamma {', '.join(map(str, tested.gammas))}. "
+        f"Next: alphaprof report {shlex.quote(str(out / TESTED))}"
     )
-    words += f"first drafts accepted, {', '.join(rounds)} tokens per round at gamma {', '.join(map(str, tested.gammas))}"
-    return f"{words}. Next: alphaprof report {shlex.quote(str(out / TESTED))}"
 
 
 def fit(
@@ -364,8 +363,12 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def lk(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """-log of the acceptance, the sum over ids of min(p, q), summed over drafts (LK losses, arXiv:2602.23881)."""
-    return -torch.minimum(p, q).logsumexp(-1).sum()
+    """KL(p || q) where little is accepted, and 1 - acceptance where much is, summed over drafts: the adaptive blend of LK losses
+    (arXiv:2602.23881), by draft. Acceptance is the sum over ids of min(p, q).
+    """
+    acceptance = torch.minimum(p, q).exp().sum(-1)
+    share = torch.exp(-3 * acceptance.detach())
+    return (share * (p.exp() * (p - q)).sum(-1) + (1 - share) * (1 - acceptance)).sum()
 
 
 LOSSES = {"kl": kl, "lk": lk}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from alphaprof.profiling.heads.eagle import Eagle3
-from alphaprof.profiling.training import States, TargetLaw, TrainingOptions, accepted, backward, drafts, losses_by_depth
+from alphaprof.profiling.training import States, TargetLaw, TrainingOptions, accepted, backward, drafts, lk, losses_by_depth
 from alphaprof.run.split import RunText
 from tests.eagle import Recomputing, config, loaded, target, tensors, written
 from tests.runs import Silent
@@ -79,7 +80,9 @@ def reference(setting: Setting) -> list[list[Draft]]:
                 p = output.logits[0, at - 1, KNOWN].double().softmax(0).numpy()
                 kept = kept and KNOWN[int(logits.argmax())] == ids[at]
                 kl = float((p * (np.log(p) - q)).sum())
-                found[depth].append(Draft(kl, -float(np.log(np.minimum(p, np.exp(q)).sum())), kept))
+                acceptance = float(np.minimum(p, np.exp(q)).sum())
+                share = math.exp(-3 * acceptance)
+                found[depth].append(Draft(kl, share * kl + (1 - share) * (1 - acceptance), kept))
     return found
 
 
@@ -142,15 +145,14 @@ def test_the_loss_of_a_step_is_a_mean_over_drafts_however_many_texts_are_run_at_
         weight.requires_grad_(False)
 
 
-@pytest.mark.parametrize("loss", ["kl", "lk"])
-def test_gradients_are_those_of_differences(setting: Setting, loss: str) -> None:
+def test_gradients_are_those_of_differences(setting: Setting) -> None:
     """Along a random direction of each tensor; a wrong gradient of one of them is off by its whole share."""
     weights = dict(setting.network.named_parameters())
     for weight in weights.values():
         weight.requires_grad_(True)
 
     def total() -> torch.Tensor:
-        return torch.stack(setting.losses(loss=loss)).double().sum()
+        return torch.stack(setting.losses()).double().sum()
 
     total().backward()
     generator = torch.Generator().manual_seed(1)
@@ -168,6 +170,20 @@ def test_gradients_are_those_of_differences(setting: Setting, loss: str) -> None
         weight.requires_grad_(False)
         assert slope == pytest.approx((ends[0] - ends[1]) / 2e-2, rel=0.03, abs=0.02), name
         weight.grad = None
+
+
+def test_the_blend_of_lk_is_no_part_of_its_gradient() -> None:
+    """By hand: of KL q - p, of acceptance q times who is below p, less their sum."""
+    generator = torch.Generator().manual_seed(0)
+    p, logits = (torch.randn(5, 9, generator=generator, dtype=torch.float64) for _ in range(2))
+    p, logits = p.log_softmax(-1), (2 * logits).requires_grad_(True)
+    lk(p, logits.log_softmax(-1)).backward()
+    q = logits.detach().softmax(-1)
+    below = q * (q < p.exp())
+    share = torch.exp(-3 * torch.minimum(q, p.exp()).sum(-1, keepdim=True))
+    expected = share * (q - p.exp()) - (1 - share) * (below - q * below.sum(-1, keepdim=True))
+    assert logits.grad is not None
+    assert torch.allclose(logits.grad, expected)
 
 
 def test_the_law_is_that_of_the_full_logits(setting: Setting) -> None:
