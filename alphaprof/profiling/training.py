@@ -181,8 +181,8 @@ def summary(out: Path, tested: Run) -> str:
     accepted = totals["accepted"].sum() / max(totals["proposals"].sum(), 1)
     rounds = [f"{totals['tokens'].sum() / max(totals[f'rounds_{gamma}'].sum(), 1):.2f}" for gamma in tested.gammas]
     return (
-        f"{out}: {record.steps} steps, best at step {record.best_step}; {len(table)} test documents: {accepted:.1%} of first "
-        f"drafts accepted, {', '.join(rounds)} tokens per round at gamma {', '.join(map(str, tested.gammas))}. "
+        f"{out}: {record.steps} steps, best at step {record.best_step}; {len(table)} test documents: {accepted:.1%} of "
+        f"first drafts accepted, {', '.join(rounds)} tokens per round at gamma {', '.join(map(str, tested.gammas))}. "
         f"Next: alphaprof report {shlex.quote(str(out / TESTED))}"
     )
 
@@ -363,8 +363,8 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def lk(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """KL(p || q) where little is accepted, and 1 - acceptance where much is, summed over drafts: the adaptive blend of LK losses
-    (arXiv:2602.23881), by draft. Acceptance is the sum over ids of min(p, q).
+    """KL(p || q) where little is accepted, and 1 - acceptance where much is, summed over drafts: the adaptive blend of LK
+    losses (arXiv:2602.23881), by draft. Acceptance is the sum over ids of min(p, q).
     """
     acceptance = torch.minimum(p, q).exp().sum(-1)
     share = torch.exp(-3 * acceptance.detach())
