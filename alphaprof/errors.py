@@ -89,10 +89,6 @@ class DataEmpty(AlphaprofError, exit_code=3):
     """A data source yields no document that can be profiled."""
 
 
-class PartsOverlap(AlphaprofError, exit_code=3):
-    """The test set of a head contains texts that it was trained on."""
-
-
 class ModelUnloadable(AlphaprofError, exit_code=4):
     """A model or tokenizer is missing, unsupported or unreachable."""
 

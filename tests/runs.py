@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,22 @@ import yaml
 
 from alphaprof.config.load import load_profile
 from alphaprof.profiling import profile as profiling
-from alphaprof.profiling.training.train import TrainingOptions, train
+from alphaprof.profiling.training import TrainingOptions, train
 from alphaprof.run.reader import Run
-from alphaprof.run.training import TESTED
 from tests.reference import LOGGED_RULES
 
 NEW_TOKENS = 24
 
 
 class Silent:
-    """A progress that remembers warnings only."""
+    """A progress that remembers warnings and lines."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.lines: list[str] = []
 
-    def say(self, message: str) -> None: ...
+    def say(self, message: str) -> None:
+        self.lines.append(message)
 
     def warn(self, code: str, message: str, remedy: str) -> None:
         self.warnings.append(code)
@@ -40,6 +40,8 @@ class Silent:
     def start(self, label: str, total: int | None, unit: str) -> None: ...
 
     def advance(self, steps: float, positions: int = 0) -> None: ...
+
+    def relabel(self, label: str) -> None: ...
 
 
 def openings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -69,8 +71,7 @@ def write_data(folder: Path) -> None:
             size = int(generator.integers(2, 12)) if domain == "long" else 1
             text = f"{index} " + " ".join(generator.choice(words, size))
             ids = generator.integers(0, 250, 5 + index).tolist()
-            row = {"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2}
-            rows.append(row | {"asked": f"2026-03-{9 - index:02}T08:00:00.25+02:00"})
+            rows.append({"text": text, "response": text[::-1], "ids": [*ids, 256], "conversation": index // 2})
         (folder / f"{domain}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -87,7 +88,7 @@ def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
         },
         "data": [
             {"domain": "long", "path": "long.jsonl", "prompt": "{text}", "chat": True},
-            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation", "time": "asked"},
+            {"domain": "short", "path": "short.jsonl", "prompt": "{text}", "cluster": "conversation"},
         ],
         "continuation": {"kind": "greedy", "max_new_tokens": NEW_TOKENS},
         "gammas": [1, 2, 4],
@@ -200,16 +201,14 @@ def prompts(count: int, seed: int = 0) -> list[str]:
     return [" ".join(rng.choice(WORDS, int(rng.integers(4, 9)))) for _ in range(count)]
 
 
-def run_of_prompts(folder: Path, tiny: Path, documents: int = 30, times: Sequence[str] = (), **changes: Any) -> Run:
-    """A run of some prompts, with prompt lookup. `times`: when each was asked; `changes`: of the profile."""
+def run_of_prompts(folder: Path, tiny: Path, documents: int = 30, **changes: Any) -> Run:
+    """A run of some prompts, with prompt lookup. `changes`: of the profile."""
     rows = [{"prompt": each} for each in prompts(documents)]
-    rows = [row | {"asked": time} for row, time in zip(rows, times, strict=True)] if times else rows
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = {"domain": "words", "path": "prompts.jsonl", "prompt": "{prompt}"}
     tree = {
         "target": {"model": str(tiny / "target"), "dtype": "float32"},
         "drafts": {"ngram": {"kind": "prompt_lookup"}},
-        "data": [source | ({"time": "asked"} if times else {})],
+        "data": [{"domain": "words", "path": "prompts.jsonl", "prompt": "{prompt}"}],
         "continuation": {"kind": "greedy", "max_new_tokens": 20},
         "gammas": [1, 2, 3],
         "rules": ["strict", "one_hot", "lossless"],
@@ -222,5 +221,4 @@ def run_of_prompts(folder: Path, tiny: Path, documents: int = 30, times: Sequenc
 
 def train_head(run: Run, out: Path) -> Run:
     """Train a head on a run of prompts; the run that tested it."""
-    train(load_profile(Path(run.path).parent / "profile.yaml", []), str(run.path), out, TRAINING, Silent())
-    return Run.open(out / TESTED)
+    return train(load_profile(Path(run.path).parent / "profile.yaml", []), str(run.path), out, TRAINING, Silent())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import datetime
 import functools
 import hashlib
 import itertools
@@ -60,8 +59,7 @@ class Domain:
     position to the next.
 
     `shortest`, `longest`: tokens of a continuation; `coverage`: share of positions with a proposal; `clusters`: one name a
-    document, None for documents that stand alone; `prompts`: likewise, equal names being equal prompts; `times`: when each
-    was asked.
+    document, None for documents that stand alone; `prompts`: likewise, equal names being equal prompts.
     """
 
     documents: int = 6
@@ -77,7 +75,6 @@ class Domain:
     bursts: float = 0.0
     finish: str = "length"
     clusters: Sequence[str | None] | None = None
-    times: Sequence[datetime.datetime] | None = None
     prompts: Sequence[str] | None = None
 
 
@@ -617,7 +614,6 @@ def _row(document: Document) -> dict[str, Any]:
         "document": number,
         "domain": document.domain,
         "cluster": options.clusters[document.row] if options.clusters else None,
-        "time": options.times[document.row] if options.times else None,
         "source": document.source,
         "source_row": document.row,
         "prompt_hash": hashlib.sha256(prompt.encode()).hexdigest(),

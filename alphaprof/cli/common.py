@@ -117,8 +117,8 @@ def interruptible(out: str | None) -> Iterator[None]:
 def has_begun(out: str) -> bool:
     """Return whether a run or a training has visibly begun in a place."""
     from alphaprof.run.manifest import MANIFEST
+    from alphaprof.run.place import TRAINING
     from alphaprof.run.storage import storage_of
-    from alphaprof.run.training import TRAINING
 
     with contextlib.suppress(Exception):  # it is asked while something else ends the command
         return any(map(storage_of(out).has, (MANIFEST, TRAINING)))
@@ -259,8 +259,6 @@ OutFiles = Annotated[list[Path] | None, files()]
 Undecided = Annotated[
     Literal["pass", "fail"], how(help="If undecided or too noisy to tell: pass (exit code 0) or fail (11).")
 ]
-SplitWay = Literal["random", "time"]
-SPLIT = how("--split", help="random, or time: hold out the latest requests (data.time of the profile).")
 OutFile = Annotated[
     Path | None, output(callback=_out_place, readable=False, help="Write to this file instead of standard output (-).")
 ]

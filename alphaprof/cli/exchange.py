@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
-    SPLIT,
     DecisiveRule,
     Format,
     OutFile,
     OutFiles,
     QuestionChanges,
     RunOfDraft,
-    SplitWay,
     command,
     how,
     interruptible,
@@ -55,14 +53,13 @@ def export(
     domain: Annotated[
         str | None, Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
     ] = None,
-    split: Annotated[SplitWay | None, SPLIT] = None,
     overrides: QuestionChanges = None,
     out: OutFile = None,
 ) -> None:
     """Export start options for engines, rates for simulators, or texts for training heads. Assumptions go to stderr."""
     from alphaprof.commands.export.export import export as exported
 
-    artefact = exported(run, to.value, rule, gamma, domain, split, overrides or (), out)
+    artefact = exported(run, to.value, rule, gamma, domain, overrides or (), out)
     print_text(artefact.text, None if to.value == TEXTS else out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option, Typer
 
 from alphaprof.cli.common import (
-    SPLIT,
     ProfileChanges,
     ProfileFile,
     Resume,
-    SplitWay,
     command,
     formats,
     has_begun,
@@ -26,7 +24,7 @@ from alphaprof.cli.common import (
     output,
     show,
 )
-from alphaprof.errors import ExtraMissing, OptionInvalid
+from alphaprof.errors import ExtraMissing
 from alphaprof.version import install_line
 
 if TYPE_CHECKING:
@@ -162,10 +160,6 @@ def working(out: str | None) -> Iterator[ConsoleProgress]:
 
 
 heads_group = Typer()
-DraftVocab = Annotated[
-    float | None,
-    Option(min=0, metavar="N", help="Number of ids the head can propose, or a share of tokens: 0.99; default: all."),
-]
 
 
 @command(heads_group, "alphaprof train my.yaml --from runs/my --out heads/my")
@@ -173,27 +167,27 @@ def train(
     profile_file: ProfileFile,
     run: Annotated[str, Option("--from", metavar="RUN", help="Train the head on the continuations of this run.")],
     out: Annotated[Path, output(readable=False, help="Directory of the head: new, or with --resume an interrupted one.")],
-    init: Annotated[str | None, Option(metavar="HEAD", help="Warm-start from this EAGLE-3 head.")] = None,
-    draft_vocab: DraftVocab = None,
+    init: Annotated[str | None, Option(metavar="HEAD", help="Begin with this EAGLE-3 head instead of a new one.")] = None,
+    loss: Annotated[
+        Literal["kl", "lk"], how(help="kl: divergence from the target's distribution; lk: blended with 1 - acceptance.")
+    ] = "kl",
     ttt: Annotated[int, how(metavar="N", min=1, max=16, help="Drafts per round to train.")] = 3,
     steps: Annotated[int | None, how(metavar="N", min=1, help="Optimizer steps; default: ten epochs.")] = None,
     batch_tokens: Annotated[int, how(metavar="N", min=1, help="Continuation tokens per step.")] = 1536,
-    learning_rate: Annotated[float, how(metavar="X", min=0, help="Peak learning rate, after the warm-up.")] = 2e-3,
+    learning_rate: Annotated[float, how(metavar="X", min=1e-9, help="Peak learning rate, after the warm-up.")] = 2e-3,
+    share: Annotated[
+        float, how(metavar="X", min=0, max=1, help="Share of the training texts to use, to see what more text brings.")
+    ] = 1.0,
     seed: Annotated[int, how(metavar="N", min=0, help="Seed of the initial weights and the document order.")] = 0,
-    split: Annotated[SplitWay, SPLIT] = "random",
-    split_seed: Annotated[int, how(metavar="N", min=0, help="Seed of the random train/test split.")] = 0,
     resume: Resume = False,
     overrides: ProfileChanges = None,
 ) -> None:
-    """Train an EAGLE-3 head on the texts of a run, and test it on held-out documents."""
+    """Train an EAGLE-3 head on the texts of a run, and profile it on held-out documents."""
     options = loaded_profile(profile_file, overrides)
     require_references(options, data=False, drafts=False)
-    if not learning_rate or draft_vocab == 0:
-        raise OptionInvalid("--learning-rate and --draft-vocab must be positive", "leave them out to use the defaults")
     with working(str(out)) as progress:
-        from alphaprof.profiling.training.train import TrainingOptions, done
-        from alphaprof.profiling.training.train import train as train_one
+        from alphaprof.profiling import training
 
-        asked = TrainingOptions(steps, ttt, batch_tokens, learning_rate, draft_vocab, init, seed, split_seed, split)
-        record = train_one(options, run, out, asked, progress, resume)
-    print(done(record, out))
+        asked = training.TrainingOptions(steps, ttt, batch_tokens, learning_rate, loss, init, share, seed)
+        tested = training.train(options, run, out, asked, progress, resume)
+    print(training.summary(out, tested))

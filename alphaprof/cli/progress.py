@@ -56,6 +56,11 @@ class ConsoleProgress:
         if not self.console.is_terminal:
             self.say(f"{label}: {total if total is not None else 'all'} {unit}")
 
+    def relabel(self, label: str) -> None:
+        """Call the stage otherwise."""
+        for task in self._bar.tasks:
+            self._bar.update(task.id, description=label)
+
     def advance(self, steps: float, positions: int = 0) -> None:
         """Advance the stage."""
         self._positions += positions

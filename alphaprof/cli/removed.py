@@ -11,11 +11,15 @@ from alphaprof.errors import OptionInvalid
 
 NO_CURVE = "train on a quarter, half and all of the texts and compare the heads: docs/training.md"
 TARGET = "use --show target: one section for what the target's margins and the draft's divergences say"
+NO_TIMES = "leave it out: profile two periods as two runs, train on the first and profile the head on the second"
 RATES = "use --to rates, one JSON for all simulators; docs/exports.md says which field each of them reads"
 # A command, an option of it, or a value of the option, as it was typed; the first that fits is named.
 REMOVED: dict[str, str] = {
     "curve": NO_CURVE,
     "train --curve": NO_CURVE,
+    "train --draft-vocab": "leave it out: a head proposes all ids that its training continuations have, at most 32,000",
+    "train --split": NO_TIMES,
+    "train --split-seed": "leave it out: the split depends on the texts alone",
     "profile --until-decided": "use --limit N as a pilot: its report says how many documents a verdict needs; then profile "
     "that many other documents (another shuffle_seed) into a new --out",
     "profile --workers": "use --set execution.workers=N (Ray), or --part I/N and alphaprof merge (docs/scale.md)",
@@ -30,6 +34,7 @@ REMOVED: dict[str, str] = {
     "report --show predictability": TARGET,
     "report --show difficulty": TARGET,
     "report --replay": "leave it out: rounds are those of engines, which do not draft less near the end of a text",
+    "export --split": NO_TIMES,
     "schema --of": "write alphaprof schema report: the name follows without an option",
     "export --to vllm-synthetic": RATES,
     "export --to sglang-synthetic": RATES,

@@ -44,6 +44,7 @@ REMOVED: dict[str, str] = {
     "route": NO_POOLS,
     "serve_as": AS_MEANT,
     "mode": "leave it out: all steps are eager; write source: vllm for those of an engine with CUDA graphs",
+    "time": "remove it: profile two periods as two runs, train on the first and profile the head on the second",
     # At the top of a profile, in continuations, in rooflines and in execution.
     "engine": "write vllm: {python: ...} at the top, writer: vllm in a continuation, preset: sglang-h200 in costs, and "
     "workers: N in execution",

@@ -91,11 +91,6 @@ class SourceOptions(Options):
     cluster: str | None = Field(
         None, description="column that groups dependent documents of this source, e.g. a conversation id"
     )
-    time: str | None = Field(
-        None,
-        description="column with the time of the request: ISO 8601 (UTC if there is no time zone), or seconds since 1970; "
-        "for alphaprof train --split time",
-    )
     limit: Whole | None = Field(None, ge=1, description="maximum documents, per domain if a column names the domain")
     shuffle_seed: Whole | None = Field(None, ge=0, description="shuffle rows with this seed before the limit applies")
     shuffle_buffer: Whole = Field(10_000, ge=1, description="rows held while shuffling a stream")
@@ -128,7 +123,7 @@ class SourceOptions(Options):
     @property
     def columns(self) -> list[str]:
         """Return the columns that its rows are read for, but those of continuations."""
-        given = (self.messages, self.prompt_ids, self.tools, self.chat_template_kwargs, self.cluster, self.time)
+        given = (self.messages, self.prompt_ids, self.tools, self.chat_template_kwargs, self.cluster)
         domain = None if isinstance(self.domain, str) else self.domain.column
         names = [*(name for _, name in template_parts(self.prompt or "")), *given, domain]
         return [name for name in names if name is not None]

@@ -160,6 +160,9 @@ class Told:
     def advance(self, steps: float, positions: int = 0) -> None:
         """Nobody watches."""
 
+    def relabel(self, label: str) -> None:
+        """Nobody watches."""
+
 
 class Answer(NamedTuple):
     """What an actor made, what its progress was told, and what a run of the models that it has loaded would begin with."""

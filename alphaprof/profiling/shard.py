@@ -54,6 +54,9 @@ class Progress(Protocol):
     def advance(self, steps: float, positions: int = 0) -> None:
         """Part of the stage is done."""
 
+    def relabel(self, label: str) -> None:
+        """The stage is called otherwise from now on: its label holds a figure."""
+
 
 @dataclass(frozen=True)
 class Loaded:

@@ -157,7 +157,7 @@ class ModelFacts:
 
 def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
     """In which facts two models differ; where they lie does not matter, nor what other facts say already."""
-    elsewhere = ("reference", "shape", "special", "trials", "trained")  # tokenizers are compared by themselves
+    elsewhere = ("reference", "shape", "special", "trials")  # tokenizers are compared by themselves
     return [name for name in vars(old) if name not in elsewhere and getattr(old, name) != getattr(new, name)]
 
 
@@ -179,16 +179,6 @@ class Trial:
     error: float  # standard error of `ahead`, paired
     positions: int  # that both were counted on
     engines: tuple[str, ...] = ()  # whose reading it is, or has what differs
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What the training.json beside a head's weights says. `units`: independent ones it was trained on; `tokens`: of their
-    continuations.
-    """
-
-    units: int
-    tokens: int
 
 
 @dataclass(frozen=True)
@@ -217,8 +207,8 @@ class DraftFacts(ModelFacts):
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
     tokens among them; `in_one_step`: all of its depths are drafted together, from one state of the target;
     `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were read, as name and
-    value in words; `trials`: what other readings would get accepted; `trained`: what the training.json beside its weights
-    says; None: there is none. `hybrid`: the drafts that it is made of; None: it is one by itself.
+    value in words; `trials`: what other readings would get accepted. `hybrid`: the drafts that it is made of; None: it is
+    one by itself.
     """
 
     has_distribution: bool
@@ -234,7 +224,6 @@ class DraftFacts(ModelFacts):
     hybrid: Hybrid | None = None
     reading: dict[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
-    trained: Trained | None = None
 
     @property
     def by_depth(self) -> bool:

@@ -9,6 +9,8 @@ from alphaprof.errors import RunExists
 from alphaprof.run.manifest import MANIFEST
 from alphaprof.run.storage import Storage
 
+TRAINING = "training.json"  # the record in the folder of a head
+
 # What a run leaves that was killed before it had a manifest.
 BEGUN = re.compile(
     r"records/(prompts|texts|rows)-\d{4,}\.json|(prompts|totals/draft=[a-z0-9_-]+)/part-\d{5,}\.parquet|documents\.parquet"

@@ -146,12 +146,6 @@ DOCUMENT_COLUMNS = (
     Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
     Column("domain", CATEGORY, "Domain of the document."),
     Column("cluster", pa.string(), "Group of dependent documents; null: the document is independent.", nullable=True),
-    Column(
-        "time",
-        pa.timestamp("us", tz="UTC"),
-        "When the request was made; null: its source names no time column.",
-        nullable=True,
-    ),
     Column("source", pa.int32(), "Index of the source in the profile's data.", low=0),
     Column(
         "source_row",

@@ -1,30 +1,24 @@
 """The texts of a run in three parts for training a head: train, stop (chooses the step) and test (looked at once).
 
 What is split are independent units: the clusters of the profile, or prompts. Units with nearly the same text are one group,
-and a group is never torn, so that no part holds a near-copy of what another part holds. Groups are split at random, or by
-time: then everything to train on was asked before the moment at which the parts to stop and to test begin.
+and a group is never torn, so that no part holds a near-copy of what another part holds.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from alphaprof.errors import DataEmpty, OptionInvalid
+from alphaprof.errors import DataEmpty
 from alphaprof.run.reader import Run
 
 PARTS = TRAIN, STOP, TEST = "train", "stop", "test"
-SHARES = {STOP: 0.1, TEST: 0.1}  # of the units of each domain, or of all groups; the rest is to train on
-SplitBy = Literal["random", "time"]
-RANDOM: SplitBy = "random"
-TIME: SplitBy = "time"
+SHARES = {STOP: 0.1, TEST: 0.1}  # of the units of each domain; the rest is to train on
 DIGITS = 16  # hexadecimal ones, of the digest of a unit
 SHINGLE = 8  # tokens in a row; one that many units have belongs to a system prompt or a template
 COMMON, FEWEST = 0.05, 5  # many: more than this share of all units, and as many at least
@@ -33,25 +27,18 @@ GRAM = 4  # tokens in a row that two texts are compared by
 ALIKE = 0.5  # of what the shorter text has of its own: from here on two texts are near-copies
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
-Time = datetime.datetime
 
 
 @dataclass(frozen=True)
 class RunText:
-    """A document of a run with its text. `unit`: digest of what it depends on; `group`: its kind of continuation, greedy,
-    sampled, given or text; `on_policy`: the target wrote it; `drawn`: temperature, top_k, top_p and min_p of its sampling
-    (None: greedy); `time`: when it was asked (None: the run does not say).
-    """
+    """A document of a run with its text. `unit`: digest of what it depends on; `on_policy`: the target wrote it."""
 
     document: int
     domain: str
     unit: str
-    group: str
     on_policy: bool
-    drawn: tuple[float, int, float, float] | None
     prompt: Ids
     ids: Ids
-    time: Time | None = None
 
     @property
     def tokens(self) -> Ids:
@@ -63,25 +50,18 @@ def texts_of(run: Run) -> list[RunText]:
     """Return the documents of a run, in its order. Raises `NoPositionLog` for an imported run, `RunUnreadable` if a copy of
     it left the texts out, `DataEmpty` if it has none.
     """
-    names = ["document", "domain", "cluster", "time", "continuation", "on_policy", "temperature", "top_k", "top_p", "min_p"]
-    names += ["prompt_hash", "prompt_ids", "continuation_ids"]
+    names = ["document", "domain", "cluster", "on_policy", "prompt_hash", "prompt_ids", "continuation_ids"]
     run.require_positions()
-    texts = [_text(row) for shard in run.shards for row in run.continuations(shard.index, names).to_pylist()]
+    texts = []
+    for shard in run.shards:
+        for row in run.continuations(shard.index, names).to_pylist():
+            prompt, ids = (np.array(row[name], dtype=np.int32) for name in ("prompt_ids", "continuation_ids"))
+            unit = unit_of(row["cluster"], row["prompt_hash"])
+            texts.append(RunText(row["document"], row["domain"], unit, row["on_policy"], prompt, ids))
     if not texts:
         hint = "finish it with alphaprof profile --resume, or give a run that has documents"
         raise DataEmpty(f"{run.path} holds no complete document", hint)
     return texts
-
-
-def _text(row: Mapping[str, Any]) -> RunText:
-    prompt, ids = (np.array(row[name], dtype=np.int32) for name in ("prompt_ids", "continuation_ids"))
-    drawn = None
-    if row["temperature"] is not None:
-        drawn = (row["temperature"], row["top_k"], row["top_p"], row["min_p"])
-    unit = unit_of(row["cluster"], row["prompt_hash"])
-    return RunText(
-        row["document"], row["domain"], unit, row["continuation"], row["on_policy"], drawn, prompt, ids, row["time"]
-    )
 
 
 def learnable(texts: Sequence[RunText], depths: int = 3) -> list[RunText]:
@@ -94,28 +74,12 @@ def unit_of(cluster: str | None, prompt_hash: str) -> str:
     return (prompt_hash if cluster is None else hashlib.sha256(f"cluster {cluster}".encode()).hexdigest())[:DIGITS]
 
 
-def of_units(documents: pa.Table, units: Collection[str]) -> pa.Table:
-    """Return the rows of a documents table that belong to some independent units."""
-    named = map(unit_of, documents["cluster"].to_pylist(), documents["prompt_hash"].to_pylist())
-    wanted = set(units)
-    return documents.filter(pa.array([unit in wanted for unit in named], pa.bool_()))
-
-
 @dataclass(frozen=True)
 class Split:
-    """Which unit is in which part. `units`: digests of the units of each part, ascending; `groups`: the digest of the group
-    of each unit; `notes`: what a user should know of it, in words; `begins`: the moment at which stop and test part begin,
-    of a split by time.
-    """
+    """Which units are in which part: their digests, ascending. `notes`: what a user should know of it, in words."""
 
     units: dict[str, tuple[str, ...]]
-    groups: dict[str, str]
     notes: tuple[str, ...] = ()
-    begins: dict[str, Time] = field(default_factory=dict)
-
-    def part_of(self, unit: str) -> str:
-        """Return the part that a unit is in."""
-        return next(part for part, units in self.units.items() if unit in units)
 
     def of(self, texts: Sequence[RunText], part: str) -> list[RunText]:
         """Return those of some texts that are in a part."""
@@ -123,116 +87,38 @@ class Split:
         return [text for text in texts if text.unit in units]
 
 
-def split(texts: Sequence[RunText], seed: int = 0, shares: Mapping[str, float] = SHARES, by: SplitBy = RANDOM) -> Split:
-    """Return the units of some texts in three parts, the same for the same units and `seed`. Of a domain with three groups
-    or more each part has one; a domain with fewer is all for training, which the notes say.
-
-    `by` time: groups in the order of their latest text, the last ones to test, those before them to stop, with one boundary
-    for all domains; nothing is drawn. Raises `OptionInvalid` if a text has no time.
+def split(texts: Sequence[RunText], learned: Collection[str] = ()) -> Split:
+    """Return the units of some texts in three parts, the same for the same units. Of a domain with three groups or more each
+    part has one; a domain with fewer is all for training, which the notes say. `learned`: units that a head knows already;
+    these and their near-copies are for training.
     """
-    groups = groups_of(texts)
-    of = {unit: _digest(members) for unit, members in groups.items()}
-    result = _by_time(texts, of, shares) if by == TIME else _at_random(texts, groups, of, seed, shares)
-    notes = list(result.notes)
-    if (largest := max(Counter(of.values()).values(), default=0)) > max(2, len(of) / 4):
-        notes.append(f"{largest} of {len(of)} units are near-copies of each other, so they all go to one part")
-    return replace(result, notes=tuple(notes))
-
-
-def _at_random(
-    texts: Sequence[RunText],
-    groups: Mapping[str, tuple[str, ...]],
-    of: dict[str, str],
-    seed: int,
-    shares: Mapping[str, float],
-) -> Split:
-    """Return groups of each domain in the order of their digests with a seed."""
-    domains: dict[str, dict[str, list[str]]] = {}
+    groups, known = groups_of(texts), set(learned)
     first = {text.unit: text.domain for text in reversed(texts)}
-    for unit in sorted(groups):
-        domains.setdefault(first[groups[unit][0]], {}).setdefault(of[unit], []).append(unit)
+    domains: dict[str, set[tuple[str, ...]]] = {}
+    for members in groups.values():
+        domains.setdefault(first[members[0]], set()).add(members)
     units: dict[str, list[str]] = {part: [] for part in PARTS}
     notes = []
     for domain, found in sorted(domains.items()):
-        for part, members in _parted(found, seed, shares):
-            units[part] += members
-        if len(found) < len(PARTS):
-            notes.append(
-                f"domain {domain} has {len(found)} independent units, too few for three parts: all are used for training"
-            )
-    return Split({part: tuple(sorted(members)) for part, members in units.items()}, of, tuple(notes))
-
-
-def _by_time(texts: Sequence[RunText], of: dict[str, str], shares: Mapping[str, float]) -> Split:
-    """Return groups in the order of their latest text. Groups of one moment stay together: of a column of dates the order
-    within a day is not known. Shares are of groups, so that a large one that reaches into a part is not all of it.
-    """
-    latest: dict[str, Time] = {}
-    for text in texts:
-        if text.time is None:
-            missing = sum(each.time is None for each in texts)
-            raise OptionInvalid(
-                f"a split by time needs the time of each text, and {missing} of {len(texts)} have none in this run",
-                "set data.time of each source to its time column and profile again, or leave out --split time",
-            )
-        group = of[text.unit]
-        latest[group] = max(text.time, latest.get(group, text.time))
-    sizes, begins = Counter(latest.values()), dict[str, Time]()
-    left = sorted(sizes)
-    if len(left) >= len(PARTS):
-        for others, part in ((2, TEST), (1, STOP)):  # parts before it, which need a moment each
-            wanted, count = max(1, round(shares[part] * len(latest))), 0
-            # As many as come nearest to what is wanted, and one moment at least.
-            while len(left) > others and (not count or 2 * count + sizes[left[-1]] < 2 * wanted):
-                begins[part] = left.pop()
-                count += sizes[begins[part]]
-    units: dict[str, list[str]] = {part: [] for part in PARTS}
-    for unit, group in sorted(of.items()):
-        units[next((part for part in (TEST, STOP) if part in begins and latest[group] >= begins[part]), TRAIN)].append(unit)
-    result = Split({part: tuple(members) for part, members in units.items()}, of, begins=begins)
-    return replace(result, notes=tuple(_notes_on_time(texts, result)))
-
-
-def _notes_on_time(texts: Sequence[RunText], result: Split) -> Iterator[str]:
-    """Yield where a split by time lies, and what in its parts is not what their names promise."""
-    if not result.begins:
-        yield "the texts have fewer than three different times, too few for three parts: all are used for training"
-        return
-    count = {part: len(units) for part, units in result.units.items()}
-    stop, test = (_in_words(result.begins[part]) for part in (STOP, TEST))
-    yield f"train: {count[TRAIN]} units before {stop}; stop: {count[STOP]} from then on; test: {count[TEST]} from {test} on"
-    held = {part: result.of(texts, part) for part in PARTS}
-    for part, begins in result.begins.items():
-        if early := sum(text.time is not None and text.time < begins for text in held[part]):
-            yield f"{early} of {len(held[part])} {part} documents are older, kept here with their group"
-    for domain in sorted({text.domain for text in texts}):
-        if empty := [part for part in PARTS if all(text.domain != domain for text in held[part])]:
-            yield f"domain {domain} has no text for {' or '.join(empty)}"
-
-
-def _in_words(time: Time) -> str:
-    """Return a time for people to read."""
-    return f"{time.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _parted(found: Mapping[str, list[str]], seed: int, shares: Mapping[str, float]) -> Iterator[tuple[str, list[str]]]:
-    """Yield part and units of each group of a domain. Large groups are to train on: a part that is one of them would say
-    little of other texts.
-    """
-    total = sum(map(len, found.values()))
-    left = sorted(found, key=lambda group: _key(f"part {seed}", group))
-    if len(found) >= len(PARTS):
-        for part, share in shares.items():
-            wanted = max(1, round(share * total))
-            fitting = [group for group in left if len(found[group]) <= wanted]
-            taken, count = list[str](), 0
-            for group in fitting or [min(left, key=lambda group: len(found[group]))]:
-                if count < wanted and len(left) - len(taken) > 1 + (part != TEST):
-                    taken.append(group)
-                    count += len(found[group])
-            left = [group for group in left if group not in taken]
-            yield part, [unit for group in taken for unit in found[group]]
-    yield TRAIN, [unit for group in left for unit in found[group]]
+        left = sorted((group for group in found if known.isdisjoint(group)), key=_key)
+        has_more = len(left) < len(found)  # to train on
+        if len(left) + has_more < len(PARTS):
+            what = f"{len(left)} {'new ' if has_more else ''}independent units"
+            notes.append(f"domain {domain} has {what}, too few for three parts: all are used for training")
+        else:
+            for part, share in SHARES.items():
+                wanted, count, taken = max(1, round(share * sum(map(len, found)))), 0, list[tuple[str, ...]]()
+                # Large groups are to train on: a part that is one of them would say little of other texts.
+                for group in [group for group in left if len(group) <= wanted] or [min(left, key=len)]:
+                    if count < wanted and len(left) - len(taken) > (not has_more) + (part != TEST):
+                        taken.append(group)
+                        count += len(group)
+                left = [group for group in left if group not in taken]
+                units[part] += itertools.chain(*taken)
+        units[TRAIN] += itertools.chain(*left, *(group for group in found if not known.isdisjoint(group)))
+    if (largest := max(map(len, groups.values()), default=0)) > max(2, len(groups) / 4):
+        notes.append(f"{largest} of {len(groups)} units are near-copies of each other, so they all go to one part")
+    return Split({part: tuple(sorted(members)) for part, members in units.items()}, tuple(notes))
 
 
 def groups_of(texts: Sequence[RunText]) -> dict[str, tuple[str, ...]]:
@@ -317,9 +203,7 @@ def _own(ids: Ids, is_common: np.ndarray[Any, np.dtype[np.bool_]]) -> Hashes:
     return np.unique(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.uint64)
 
 
-def _digest(units: Sequence[str]) -> str:
-    return hashlib.sha256(" ".join(units).encode()).hexdigest()[:DIGITS]
-
-
-def _key(salt: str, group: str) -> str:
-    return hashlib.sha256(f"{salt}: {group}".encode()).hexdigest()
+def _key(group: Sequence[str]) -> str:
+    """Return what groups are ordered by: as good as at random, and the same for the same units."""
+    digest = hashlib.sha256(" ".join(group).encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(f"part 0: {digest}".encode()).hexdigest()

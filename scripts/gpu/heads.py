@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import torch
 
 from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.eagle_new import new_head
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.timing.latency import Subjects, measure
 from alphaprof.profiling.timing.steppers import read, seconds
-from alphaprof.profiling.training.features import Features, TargetLaw
-from alphaprof.profiling.training.initial import new_head
-from alphaprof.profiling.training.trainer import Schedule, Trainer
+from alphaprof.profiling.training import BETAS, CLIP, States, TargetLaw, TrainingOptions, backward
 from alphaprof.run.split import RunText
-from alphaprof.run.storage import LocalStorage
 from scripts.gpu.memory import GIB, most_allocated
 from scripts.gpu.setting import Line, Setting, random_head
 from scripts.gpu.speed import DRAFT, TARGET, against_bare, judged, scored_batches, spread, within
@@ -117,38 +117,36 @@ def training(setting: Setting) -> Iterator[Line]:
     size, count = (24, 4) if setting.tiny else (1024, 16)
     tokens = np.random.default_rng(1).integers(0, target.vocabulary, (count, size)).astype(np.int32)
     texts = [
-        RunText(number, "a", str(number), "greedy", True, None, row[: size // 4], row[size // 4 :])
-        for number, row in enumerate(tokens)
+        RunText(number, "a", str(number), True, row[: size // 4], row[size // 4 :]) for number, row in enumerate(tokens)
     ]
     ids = torch.linspace(0, target.vocabulary - 1, min(32_000, target.vocabulary // 2)).long()
     network = new_head(target, ids, seed=0)
-    features = Features(target, network.layers, texts, setting.folder, 8192)
-    features.fill(lambda _: None)
-    law, place = TargetLaw(target, ids.to(target.device)), LocalStorage(setting.folder)
-    schedule = Schedule(STEPS, 3, count * size, 8192, 1e-3, 0)
-    autocast = torch.bfloat16 if setting.on_gpu else None
-    trainer = Trainer(network, law, features, features, schedule, place, autocast)
+    began = time.monotonic()
+    states = States(target, network.layers, texts, setting.folder, 8192, Mock())
+    states_s = time.monotonic() - began
+    law, asked = TargetLaw(target, ids.to(target.device)), TrainingOptions()
+    weights = [weight.requires_grad_(True) for weight in network.parameters()]
+    optimizer = torch.optim.AdamW(weights, 1e-3, BETAS, weight_decay=0.0)
     losses: list[float] = []
     times: list[float] = []
 
     def work() -> None:
-        added, drafted = trainer.update(range(count))
-        losses.append(float(added[0] / drafted[0]))
+        optimizer.zero_grad()
+        losses.append(float(backward(network, states, range(count), law, asked, 8192)[0]))
+        torch.nn.utils.clip_grad_norm_(weights, CLIP)
+        optimizer.step()
 
     def update() -> None:
         times.append(seconds(target.device, work))
-        trainer.state.step += 1
 
     update()  # what kernels need once is not in the figures
     memory = most_allocated(target.device, update)
-    while trainer.state.step < STEPS and setting.left() > 0:
+    while len(losses) < STEPS and setting.left() > 0:
         update()
     ok = all(np.isfinite(losses)) and losses[-1] < losses[0]
     drafts = size * 3 // 4 * count
     words = f"{drafts:,} tokens an update, {TARGET}, three depths, {len(ids):,} ids: {min(times[1:]):.3f} s, "
-    words += (
-        f"{memory / GIB:.2f} GiB beside target and head; states made at {count * size / features.seconds:,.0f} tokens/s, "
-    )
-    words += f"{features.bytes / 2**20:,.0f} MiB; loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} updates"
-    figures = {"seconds": times, "losses": losses, "bytes": memory, "features_s": features.seconds}
+    words += f"{memory / GIB:.2f} GiB beside target and head; states made at {count * size / states_s:,.0f} tokens/s, "
+    words += f"{states.kept.nbytes / 2**20:,.0f} MiB; loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} updates"
+    figures = {"seconds": times, "losses": losses, "bytes": memory, "states_s": states_s}
     yield Line(words, figures, bool(ok))

@@ -21,15 +21,14 @@ import numpy as np
 import pytest
 import typer
 import typer.main
-import yaml
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import AlphaprofError
+from alphaprof.run.place import TRAINING
 from alphaprof.run.reader import Run
-from alphaprof.run.training import read_training
 from tests.commands import test_import_prometheus as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response
@@ -55,7 +54,9 @@ RUNS = {
     "runs/my": dataclasses.replace(GREEDY, heads={"head": {}}),
     "runs/my-sampled": SAMPLED,
     "runs/demo": dataclasses.replace(GREEDY, drafts={"skip": 0.0}),
-    "runs/heads": dataclasses.replace(GREEDY, heads={"quarter": {}, "half": {}, "all": {}}),
+    **dict.fromkeys(
+        (f"heads/{size}/tested" for size in ("quarter", "half", "mine")), dataclasses.replace(GREEDY, heads={"head": {}})
+    ),
     "runs/new": dataclasses.replace(GREEDY, seed=1),
     "runs/old": dataclasses.replace(GREEDY, seed=1),
 }
@@ -110,8 +111,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sglang.jsonl").write_text("\n".join(map(json.dumps, answers)))
     (folder / "before.txt").write_text(prometheus.BEFORE)
     (folder / "after.txt").write_text(prometheus.AFTER)
-    (drafts,) = re.findall(r"```yaml\n(drafts:\n  quarter.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
-    (folder / "heads.yaml").write_text(yaml.safe_dump(yaml.safe_load(readme) | yaml.safe_load(drafts)))
     return folder
 
 
@@ -238,27 +237,24 @@ def test_the_first_lines_of_getting_started_run_on_tiny_models(
 def test_heads_of_a_quarter_half_and_all_of_the_texts_are_trained_and_compared_as_the_page_has_it(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page's commands, on 24 texts instead of 1,000."""
-    from tests.runs import prompts, run_of_prompts
+    """The page's commands, on 60 texts. All are tested on the same ones."""
+    from tests.runs import run_of_prompts
 
     monkeypatch.chdir(tmp_path)
-    run_of_prompts(tmp_path, tiny, 24).path.rename("my")
+    run_of_prompts(tmp_path, tiny, 60).path.rename("my")
     Path("profile.yaml").rename("my.yaml")
     Path("runs").mkdir()
     Path("my").rename("runs/my")
-    Path("other.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in prompts(12, seed=1)))
     page = (ROOT / "docs" / "training.md").read_text().split("## Would more text make a better head?")[1].split("\n## ")[0]
-    (drafts,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    tree = yaml.safe_load(Path("my.yaml").read_text()) | yaml.safe_load(drafts)
-    tree["data"][0]["path"] = "other.jsonl"
-    Path("heads.yaml").write_text(yaml.safe_dump(tree))
     (commands,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    for known, here in (("--limit 250", "--limit 6"), ("--limit 500", "--limit 12"), ("--steps 840", "--steps 2")):
-        assert known in commands
-        commands = commands.replace(known, here)
+    assert "--steps 840" in commands
+    commands = commands.replace("--steps 840", "--steps 2")
     lines = ["alphaprof train my.yaml --from runs/my --out heads/mine --steps 2", *commands.splitlines()]
     results = [CliRunner().invoke(app, shlex.split(line, comments=True)[1:]) for line in lines]
-    assert [result.exit_code for result in results] == [0] * 8, [result.output for result in results]
-    units = [len(read_training(Path("heads", name)).units.train) for name in ("quarter", "half", "mine")]
-    assert units == sorted(set(units))
+    assert [result.exit_code for result in results] == [0] * 5, [result.output for result in results]
+    records = [json.loads(Path("heads", name, TRAINING).read_text()) for name in ("quarter", "half", "mine")]
+    units = [record["units"] for record in records]
+    assert [len(each["train"]) for each in units] == [12, 24, 47]
+    assert set(units[0]["train"]) < set(units[1]["train"]) < set(units[2]["train"])
+    assert units[0]["test"] == units[1]["test"] == units[2]["test"]
     assert all("tokens per round at gamma 3" in result.output for result in results[-2:])

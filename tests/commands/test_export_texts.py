@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from alphaprof.commands.export.texts import FILES, TRAINERS, export_texts
 from alphaprof.errors import DataEmpty, OptionInvalid, RunExists, RunUnreadable
 from alphaprof.run.reader import Run
-from alphaprof.run.split import PARTS, TEST, TIME, TRAIN, split, texts_of
+from alphaprof.run.split import PARTS, TRAIN, split, texts_of
 from tests.conftest import Runner
 from tests.synthetic import VOCABULARY, Domain, Recipe, interrupted, replaced, write_run
 
@@ -91,30 +90,6 @@ def test_parts_are_those_of_train_and_hold_every_document_once(run: Run, tmp_pat
     assert {part: {row["document"] for row in rows[part]} for part in PARTS} == expected
     assert sum(map(len, rows.values())) == run.manifest.documents
     assert all(len(rows[part]) for part in PARTS)
-
-
-def test_by_time_parts_are_those_of_train_by_time(tmp_path: Path, alphaprof: Runner) -> None:
-    days = [datetime.datetime(2026, 1, 1 + number, tzinfo=datetime.UTC) for number in range(30)]
-    timed = texts_run(tmp_path / "run", Recipe(domains={"chat": Domain(documents=30, times=days[::-1])}))
-    out, texts = tmp_path / "out", texts_of(timed)
-    code, _, errors = alphaprof(str(timed.path), "--to", "texts", "--out", str(out), "--split", "time")
-    assert code == 0, errors
-    rows = {part: {row["document"] for row in specforge(out / name)} for part, name in FILES.items()}
-    parts = split(texts, by=TIME)
-    assert rows == {part: {text.document for text in parts.of(texts, part)} for part in PARTS}
-    assert rows[TEST] == {0, 1, 2}
-    assert "train: 24 units before 2026-01-25" in errors
-    assert rows[TEST] != {row["document"] for row in written(timed, tmp_path / "random")[TEST]}
-
-
-def test_a_split_by_time_of_a_run_without_times_is_refused(run: Run, tmp_path: Path, alphaprof: Runner) -> None:
-    asked = ("--to", "texts", "--out", str(tmp_path / "out"), "--split", "time")
-    code, output, errors = alphaprof(str(run.path), *asked)
-    assert (code, output, (tmp_path / "out").exists()) == (2, "", False)
-    assert "40 of 40 have none in this run" in errors.splitlines()[0]
-    assert "data.time" in errors.splitlines()[1]
-    code, _, errors = alphaprof(str(run.path), "--to", "rates", "--split", "time")
-    assert (code, len(errors.splitlines())) == (2, 2)
 
 
 def test_token_ids_are_those_of_the_run_and_only_the_continuation_is_learnt(run: Run, tmp_path: Path) -> None:

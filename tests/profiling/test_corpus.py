@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import itertools
 import json
 import logging
@@ -30,12 +29,10 @@ from alphaprof.profiling.models.hub import expected_documents
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.texts.cells import render
 from alphaprof.profiling.texts.chat import render_chat
-from alphaprof.profiling.texts.continuations import Continuation, continuation_table, digest
+from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import (
     Corpus,
     Document,
-    documents_of,
-    prompt_table,
 )
 from alphaprof.profiling.texts.rows import rows
 from alphaprof.run.manifest import left_out_remedy
@@ -423,7 +420,6 @@ COLUMNS: list[dict[str, Any]] = [
     {"messages": "txt"},
     {"domain": {"column": "txt"}},
     {"cluster": "txt"},
-    {"time": "txt"},
     {"continuation": {"kind": "given", "column": "txt"}},
 ]
 
@@ -443,55 +439,6 @@ def test_a_row_with_an_empty_cell_is_left_out_and_counted(tmp_path: Path, suffix
     found = corpus({"path": path})
     assert [document.source_row for document in found] == [0]
     assert found.skipped == {"with nothing in the column text": 1}
-
-
-TEN = datetime.datetime(2024, 11, 23, 10, tzinfo=datetime.UTC)
-MIDNIGHT = datetime.datetime(2024, 11, 23, tzinfo=datetime.UTC)
-HALF = TEN + datetime.timedelta(seconds=0.5)
-TIMES: list[tuple[object, datetime.datetime]] = [
-    ("2024-11-23T10:00:00Z", TEN),
-    ("2024-11-23T10:00:00", TEN),  # no zone: UTC
-    ("2024-11-23 10:00:00.500000", HALF),
-    ("2024-11-23T12:00:00+02:00", TEN),
-    ("20241123T100000Z", TEN),
-    (" 2024-11-23T10:00:00Z ", TEN),
-    ("2024-11-23", MIDNIGHT),
-    ("20241123", MIDNIGHT),  # a date, and no second of 1970
-    (int(TEN.timestamp()), TEN),
-    (TEN.timestamp() + 0.5, HALF),
-    (str(int(TEN.timestamp())), TEN),
-    (f"{TEN.timestamp() + 0.5}", HALF),
-]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_a_column_says_when(tmp_path: Path, suffix: str) -> None:
-    for kind in (str, (int, float)):
-        times = [(value, expected) for value, expected in TIMES if isinstance(value, kind)]
-        path = written(tmp_path / f"rows{suffix}", [{"text": "a", "asked": value} for value, _ in times])
-        assert [document.time for document in corpus({"path": path, "time": "asked"})] == [expected for _, expected in times]
-
-
-ARROW_TIMES = [
-    pa.array([TEN], pa.timestamp("s", tz="UTC")),
-    pa.array([TEN], pa.timestamp("us", tz="Europe/Berlin")),
-    pa.array([TEN.replace(tzinfo=None)], pa.timestamp("ms")),
-    pa.array([int(TEN.timestamp() * 1e9) + 1], pa.int64()).cast(pa.timestamp("ns", tz="UTC")),  # a nanosecond is dropped
-    pa.array([MIDNIGHT.date()], pa.date32()),
-]
-
-
-@each("values", ARROW_TIMES)
-def test_typed_columns_say_when_and_rows_hold_it(tmp_path: Path, values: pa.Array) -> None:
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"text": ["a"], "asked": values}), path)
-    (document,) = corpus({"path": str(path), "time": "asked"})
-    expected = MIDNIGHT if pa.types.is_date(values.type) else TEN
-    assert document.time == expected
-    staged = prompt_table([document])
-    assert plain(documents_of(staged)) == plain([document])
-    text = Continuation(document, np.array([3, 256], dtype=np.int32), "eos")
-    assert continuation_table([text])["time"].to_pylist() == [expected]
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -591,8 +538,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     *((value, IDS_OF, "holds no token ids") for value in ("[1, ", ["a"], [1.5], [-1], [True], [1, None], [2**40])),
     ([1, VOCABULARY], IDS_OF, "holds the token id 260, beyond the target's vocabulary of 260"),
     *((value, {"messages": "x"}, "holds no chat") for value in ("text", [{"content": "a"}])),
-    *((value, {"time": "x"}, "holds ") for value in ("", "yesterday", "\x1b[2J", "9" * 400, "1970-01-01", True, 12, 1e300)),
-    *((kind(int(TEN.timestamp()) * 1000), {"time": "x"}, "holds ") for kind in (int, str)),
 ]
 
 
@@ -688,8 +633,6 @@ CHANGES: list[dict[str, Any]] = [
     {"processing": PLAIN, "seed": 1},
     {"domain": "other"},
     {"cluster": "0:c"},
-    {"time": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)},
-    {"time": datetime.datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=datetime.UTC)},
     {"document": 1},
     {"prompt": np.array([1, 2, 4], dtype=np.int32)},
     {"given": np.array([5], dtype=np.int32)},

@@ -85,13 +85,6 @@ def strict_totals(run: Run, draft: str) -> Any:
     return totals.filter(pc.equal(totals["rule"].cast("string"), "strict"))
 
 
-def test_documents_hold_when_they_were_asked_where_a_column_says_it(greedy_run: Run) -> None:
-    times = {domain: set[Any]() for domain in ("long", "short")}
-    for row in greedy_run.documents().to_pylist():
-        times[row["domain"]].add(row["time"] and row["time"].isoformat())
-    assert times == {"long": {None}, "short": {f"2026-03-{9 - index:02}T06:00:00.250000+00:00" for index in range(6)}}
-
-
 def test_the_log_holds_every_position_of_every_document_once_for_every_draft(greedy_run: Run) -> None:
     log = pd.read_parquet(greedy_run.path / "positions")
     documents = pd.read_parquet(greedy_run.path / "documents.parquet")

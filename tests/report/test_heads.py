@@ -12,7 +12,7 @@ import pytest
 
 from alphaprof.report.build import RunReport
 from alphaprof.report.formats.text import ReportAnswer
-from alphaprof.run.manifest import Trained, Trial
+from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import Run
 from tests.reporting import as_json, as_markdown, as_terminal, only, reported
 from tests.synthetic import Domain, Recipe, write_run
@@ -89,13 +89,6 @@ def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: RunR
     assert causes["draft vocabulary"].share.value == pytest.approx(outside.mean(), abs=0.01)
     assert "d2t" in causes["draft vocabulary"].remedy
     assert sum(cause.share.value for cause in item.causes) == pytest.approx(item.lost.value)
-
-
-def test_what_a_head_of_your_own_lacks_is_more_text(tmp_path: Path) -> None:
-    report = reported(tmp_path, dataclasses.replace(RECIPE, drafts={}, heads={"head": {"trained": Trained(80, 9600)}}))
-    causes = [cause for item in report.section("causes") for cause in item.causes]
-    (remedy,) = {cause.remedy for cause in causes if cause.name in ("draft", "draft vocabulary")}
-    assert remedy.startswith("train this head on more text than the 80 units (9,600 tokens) so far")
 
 
 def rounds_of(log: pd.DataFrame, gamma: int) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.errors import RunUnreadable
-from alphaprof.run.manifest import VERSION, File, Manifest, Shard, Trained, digest_of, read_manifest
+from alphaprof.run.manifest import VERSION, File, Hybrid, Manifest, Shard, digest_of, read_manifest
 from alphaprof.run.schema import (
     Column,
     LogRules,
@@ -129,10 +129,10 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_manifest_has_no_unknown_fields(tmp_path: Path) -> None:
     """Those of another version are told by its number."""
-    known = {"units": 80, "tokens": 9600}
-    edited(tmp_path, lambda data: data["drafts"]["small"].update(trained=known))
-    assert read_manifest(storage_of(tmp_path)).drafts["small"].trained == Trained(80, 9600)
-    edited(tmp_path, lambda data: data["drafts"]["small"].update(trained=known | {"texts": "runs/a"}))
+    known = {"first": "ngram", "then": "large"}
+    edited(tmp_path, lambda data: data["drafts"]["small"].update(hybrid=known))
+    assert read_manifest(storage_of(tmp_path)).drafts["small"].hybrid == Hybrid("ngram", "large")
+    edited(tmp_path, lambda data: data["drafts"]["small"].update(hybrid=known | {"texts": "runs/a"}))
     with pytest.raises(RunUnreadable, match="is damaged: 'texts'"):
         read_manifest(storage_of(tmp_path))
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.errors import OptionInvalid
 from alphaprof.run.split import (
     PARTS,
     STOP,
     TEST,
-    TIME,
     TRAIN,
     RunText,
     Split,
@@ -33,30 +28,11 @@ from tests.synthetic import Domain, Recipe, write_run
 WORDS = 3000
 
 
-def text(
-    ids: Sequence[int],
-    number: int = 0,
-    domain: str = "a",
-    cluster: str | None = None,
-    prompt: int = 12,
-    day: float | None = None,
-) -> RunText:
-    """A greedy document whose first tokens are its prompt; `day`: after the first of 2026, on which it was asked."""
+def text(ids: Sequence[int], number: int = 0, domain: str = "a", cluster: str | None = None, prompt: int = 12) -> RunText:
+    """A document by the target whose first tokens are its prompt."""
     every = np.array(ids, dtype=np.int32)
     unit = unit_of(cluster, hashlib.sha256(every[:prompt].astype("<i4").tobytes()).hexdigest())
-    return RunText(
-        number, domain, unit, "greedy", True, None, every[:prompt], every[prompt:], None if day is None else on(day)
-    )
-
-
-def on(day: float) -> datetime.datetime:
-    return datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(days=day)
-
-
-def asked_on(days: Sequence[float], domain: str = "a", seed: int = 0) -> list[RunText]:
-    """Independent documents, one a day that is named."""
-    rng = np.random.default_rng(seed)
-    return [text(words(rng, 60), number, domain, day=day) for number, day in enumerate(days)]
+    return RunText(number, domain, unit, True, every[:prompt], every[prompt:])
 
 
 def words(rng: np.random.Generator, count: int) -> list[int]:
@@ -76,8 +52,13 @@ def independent(count: int, seed: int = 0, length: int = 80, domain: str = "a") 
     return [text(words(rng, length), number, domain) for number in range(count)]
 
 
+def part_of(result: Split, unit: str) -> str:
+    (part,) = (part for part, units in result.units.items() if unit in units)
+    return part
+
+
 def parts_of(result: Split, texts: Sequence[RunText]) -> set[str]:
-    return {result.part_of(each.unit) for each in texts}
+    return {part_of(result, each.unit) for each in texts}
 
 
 def test_every_unit_is_in_one_part_and_shares_are_as_asked() -> None:
@@ -89,10 +70,24 @@ def test_every_unit_is_in_one_part_and_shares_are_as_asked() -> None:
     assert result.notes == ()
 
 
-def test_the_split_depends_on_the_seed_and_not_on_the_order_of_documents() -> None:
+def test_the_split_does_not_depend_on_the_order_of_documents() -> None:
     texts = independent(60)
     assert split(texts) == split(texts[::-1])
-    assert split(texts).units != split(texts, seed=1).units
+
+
+def test_what_a_head_knows_already_is_not_held_out_and_nor_are_near_copies_of_it() -> None:
+    texts, rng = independent(40), np.random.default_rng(5)
+    before = split(texts)
+    held = [*before.of(texts, STOP), *before.of(texts, TEST)]
+    copy = text(changed(rng, held[0].tokens.tolist(), 1), 99)
+    result = split([*texts, copy], [held[0].unit, held[1].unit])
+    assert parts_of(result, [*held[:2], copy]) == {TRAIN}
+    assert all(result.units[part] for part in PARTS)
+    again = split(texts, before.units[TRAIN])  # as of a head that was trained on these texts
+    assert again.units == before.units
+    known = split(texts, [each.unit for each in texts[1:]])
+    assert known.units[TEST] == known.units[STOP] == ()
+    assert "1 new independent units, too few" in known.notes[0]
 
 
 def test_documents_of_one_cluster_or_with_one_prompt_are_in_one_part() -> None:
@@ -160,7 +155,7 @@ def test_each_part_has_a_unit_of_each_domain_with_three_and_others_are_named() -
     result = split(texts)
     for part in PARTS:
         assert {"three", "many"} <= {each.domain for each in result.of(texts, part)}
-    assert {result.part_of(each.unit) for each in texts if each.domain == "two"} == {TRAIN}
+    assert {part_of(result, each.unit) for each in texts if each.domain == "two"} == {TRAIN}
     assert result.notes == ("domain two has 2 independent units, too few for three parts: all are used for training",)
 
 
@@ -185,7 +180,7 @@ def test_no_group_is_torn_and_no_unit_lost(sizes: list[int], seed: int, domains:
     for number, size in enumerate(sizes):
         original = words(rng, 60)
         texts += [text(changed(rng, original, 1), domain=str(number % domains), prompt=60) for _ in range(size)]
-    result = split(texts, seed)
+    result = split(texts)
     assert sorted(unit for units in result.units.values() for unit in units) == sorted({each.unit for each in texts})
     place = 0
     for size in sizes:
@@ -193,136 +188,16 @@ def test_no_group_is_torn_and_no_unit_lost(sizes: list[int], seed: int, domains:
         place += size
     for domain in range(domains):
         if len(sizes[domain::domains]) >= len(PARTS):
-            assert {result.part_of(each.unit) for each in texts if each.domain == str(domain)} == set(PARTS)
-
-
-def ordered(result: Split, texts: Sequence[RunText]) -> bool:
-    """Whether nothing to train on is as late as stop or test part, and nothing to stop as late as the test part."""
-    times = {part: [each.time for each in result.of(texts, part) if each.time] for part in PARTS}
-    begins = result.begins
-    train, stop = max(times[TRAIN]), max(times[STOP])
-    return train < begins[STOP] <= max(times[STOP]) and stop < begins[TEST] <= max(times[TEST])
-
-
-def test_by_time_the_last_groups_are_to_test_and_those_before_them_to_stop() -> None:
-    days = np.random.default_rng(0).permutation(200).tolist()
-    texts = asked_on(days)
-    result = split(texts, by=TIME)
-    found = {part: sorted((each.time - on(0)).days for each in result.of(texts, part) if each.time) for part in PARTS}
-    assert found == {TRAIN: list(range(160)), STOP: list(range(160, 180)), TEST: list(range(180, 200))}
-    assert result.begins == {STOP: on(160), TEST: on(180)}
-    assert split(texts[::-1], by=TIME) == result
-    assert split(texts, seed=1, by=TIME) == result
-
-
-@given(
-    days=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4), st.integers(0, 2)), min_size=3, max_size=14),
-    spread=st.integers(0, 8),
-    seed=st.integers(0, 10_000),
-)
-@settings(max_examples=40)
-def test_nothing_to_train_on_is_as_late_as_what_is_held_out(
-    days: list[tuple[int, int, int]], spread: int, seed: int
-) -> None:
-    """Groups of near-copies that lie on several days, ties, several domains."""
-    rng = np.random.default_rng(seed)
-    texts = []
-    for day, copies, domain in days:
-        original = words(rng, 60)
-        texts += [
-            text(changed(rng, original, 1), domain=str(domain), prompt=60, day=day - int(rng.integers(0, spread + 1)))
-            for _ in range(copies)
-        ]
-    result = split(texts, by=TIME)
-    assert sorted(unit for units in result.units.values() for unit in units) == sorted({each.unit for each in texts})
-    groups = groups_of(texts)
-    latest = {groups[each.unit] for each in texts}
-    assert all(len({result.part_of(unit) for unit in group}) == 1 for group in latest)
-    moments = {max(each.time for each in texts if each.unit in group and each.time) for group in latest}
-    if len(moments) < len(PARTS):
-        assert result.units[TRAIN] == tuple(sorted(groups))
-        assert "fewer than three different times" in result.notes[0]
-        return
-    assert all(result.units[part] for part in PARTS)
-    assert ordered(result, texts)
-    for part in (STOP, TEST):  # one that is planted among those to train on is seen
-        moved = {**result.units, TRAIN: (*result.units[TRAIN], *result.units[part])}
-        assert not ordered(dataclasses.replace(result, units=moved), texts)
-
-
-@pytest.mark.parametrize(
-    ("days", "expected"),
-    [
-        ([1] * 10 + [2] * 10 + [3] * 10, (10, 10, 10)),  # dates alone: a day is not divided, since nothing orders it
-        ([1] * 8 + [2] + [3], (8, 1, 1)),
-        ([1] * 40 + [2] + [3], (40, 1, 1)),  # less than a tenth, so that the part before it has a moment too
-        ([1, 2] + [3] * 40, (1, 1, 40)),
-        ([1] * 40 + [2] * 3 + [3] * 3 + [4] * 3, (40, 3, 6)),  # of 49 six are nearer to 5 than three
-        ([1] * 5 + [2] * 5 + [3] * 60 + [4] * 3, (10, 60, 3)),  # of 73 three are nearer to 7 than 63
-        ([1] * 40 + [2] * 18 + [3] * 4 + [4] * 2, (40, 18, 6)),  # and what is left is never nothing
-    ],
-    ids=str,
-)
-def test_texts_of_one_moment_are_in_one_part(days: list[float], expected: tuple[int, int, int]) -> None:
-    texts = asked_on(days)
-    result = split(texts, by=TIME)
-    assert tuple(len(result.units[part]) for part in PARTS) == expected
-    assert ordered(result, texts)
-    for day in set(days):
-        assert len(parts_of(result, [each for each in texts if each.time == on(day)])) == 1
-
-
-def test_a_prompt_that_comes_again_is_held_out_with_its_later_text() -> None:
-    rng = np.random.default_rng(7)
-    prompt = words(rng, 12)
-    twice = [text([*prompt, *words(rng, 60)], day=day) for day in (1.5, 39.5)]
-    session = [text(words(rng, 60), cluster="0:session", day=day) for day in (2.5, 35.5)]
-    texts = [*asked_on(range(40)), *twice, *session]
-    result = split(texts, by=TIME)
-    assert (parts_of(result, twice), parts_of(result, session)) == ({TEST}, {STOP})
-    assert ordered(result, texts)
-    assert sum(re.match(r"1 of 5 (stop|test) documents are older", note) is not None for note in result.notes) == 2
-
-
-def test_a_large_group_that_reaches_into_a_part_does_not_fill_it_and_is_named() -> None:
-    """20 copies of one text, the last of them on the last day: the part has a tenth of the groups beside it."""
-    rng = np.random.default_rng(4)
-    original = words(rng, 100)
-    copies = [text(changed(rng, original, 1), prompt=100, day=2 * number + 1.5) for number in range(20)]
-    texts = [*asked_on(range(39)), *copies]
-    result = split(texts, by=TIME)
-    assert parts_of(result, copies) == {TEST}
-    assert {part: len(units) for part, units in result.units.items()} == {TRAIN: 32, STOP: 4, TEST: 23}
-    assert result.notes[-1].startswith("20 of 59 units are near-copies of each other")
-
-
-def test_one_boundary_holds_for_all_domains_and_a_domain_without_a_part_is_named() -> None:
-    """What is asked of one domain tells of what is asked of another one in those days."""
-    texts = [*asked_on(range(40), "old"), *asked_on(range(20, 100), "new", 1)]
-    result = split(texts, by=TIME)
-    assert ordered(result, texts)
-    assert {each.domain for each in result.of(texts, TEST)} == {"new"}
-    assert result.notes[1:] == ("domain old has no text for stop or test",)
-
-
-def test_a_text_without_a_time_is_refused_with_what_to_name() -> None:
-    texts = [*asked_on(range(10)), *independent(3, 1)]
-    with pytest.raises(OptionInvalid, match="3 of 13 have none") as caught:
-        split(texts, by=TIME)
-    assert "data.time" in caught.value.hint
+            assert {part_of(result, each.unit) for each in texts if each.domain == str(domain)} == set(PARTS)
 
 
 def test_the_texts_of_a_run_are_those_that_it_holds(tmp_path: Path) -> None:
-    days = [on(2), on(1), on(0)] * 4
-    run = write_run(tmp_path / "run", Recipe(domains={"chat": Domain(documents=12, times=days)}))
-    assert [each.time for each in texts_of(run)] == days
+    run = write_run(tmp_path / "run", Recipe(domains={"chat": Domain(documents=12)}))
     rows = run.continuations(0).to_pylist()
     texts = texts_of(run)
     assert len(texts) == run.manifest.documents
     for row, found in zip(rows, texts, strict=False):
-        assert (found.document, found.domain, found.group) == (row["document"], row["domain"], row["continuation"])
+        assert (found.document, found.domain) == (row["document"], row["domain"])
         assert found.tokens.tolist() == row["prompt_ids"] + row["continuation_ids"]
         assert found.unit == unit_of(row["cluster"], row["prompt_hash"])
         assert found.on_policy == row["on_policy"]
-        assert found.time == row["time"]
-        assert (found.drawn is None) == (row["temperature"] is None)

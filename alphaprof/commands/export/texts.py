@@ -12,7 +12,7 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, many
 from alphaprof.run.place import require_new
 from alphaprof.run.reader import Run
-from alphaprof.run.split import RANDOM, STOP, TEST, TRAIN, SplitBy, learnable, split, texts_of
+from alphaprof.run.split import STOP, TEST, TRAIN, learnable, split, texts_of
 from alphaprof.run.storage import LocalStorage
 
 # A trainer that is given the folder reads every .json and .jsonl file below it (speculators): the other parts are neither.
@@ -23,9 +23,8 @@ TRAINERS = (  # commands that read `train`, with texts of at most `longest` toke
 )
 
 
-def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: SplitBy = RANDOM) -> Artefact:
-    """Write the texts of the run in `where` into the new folder `out`, a file a part, split at random or `by` time. Returns
-    what was written, in words.
+def export_texts(where: str, out: Path | None, *, narrowed: bool = False) -> Artefact:
+    """Write the texts of the run in `where` into the new folder `out`, a file a part. Returns what was written, in words.
 
     The texts are those that `alphaprof train` would use; of a run that has none, all. `narrowed`: an option was given that
     is about acceptance. Raises `OptionInvalid`, `RunExists` for a folder that holds something, `DiskFull`, `RunUnreadable`,
@@ -34,12 +33,12 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False, by: Sp
     if narrowed or out is None:
         problem = f"{TEXTS} exports all texts of a run, as a folder with one file per part"
         command = f"alphaprof export {shlex.quote(where)} --to {TEXTS} --out FOLDER"
-        raise OptionInvalid(problem, f"{command} (only --split may be added)")
+        raise OptionInvalid(problem, command)
     run, storage = Run.open(where), LocalStorage(out)
     require_new(storage, "choose another --out")
     every = texts_of(run)
     texts = learnable(every) or every
-    parts = split(texts, by=by)
+    parts = split(texts)
     storage.make()
     rows = {part: parts.of(texts, part) for part in FILES}
     for part, name in FILES.items():

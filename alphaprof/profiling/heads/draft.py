@@ -17,7 +17,7 @@ from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.hashes import fingerprint_by_files, head_files
 from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
-from alphaprof.run.manifest import DraftFacts, Trained
+from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.schema import PROPOSED_LIMIT
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class HeadDraft:
     parallel; `block`: the rows of a block, if what it drafts depends on their number.
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
-    `doubts`: code, message and remedy of warnings about its files; `trained`: what its record of a training says; `files`:
-    of its tensors, of modules in the target's checkpoint the target's.
+    `doubts`: code, message and remedy of warnings about its files; `files`: of its tensors, of modules in the target's
+    checkpoint the target's.
     """
 
     name: str
@@ -66,7 +66,6 @@ class HeadDraft:
     engines: tuple[str, ...] = ()
     alternatives: Sequence[Alternative] = ()
     doubts: tuple[dict[str, str], ...] = ()
-    trained: Trained | None = None
     files: tuple[Path, ...] = ()
 
     @classmethod
@@ -130,7 +129,6 @@ class HeadDraft:
             in_one_step=self.in_one_step,
             reduced_vocabulary=known is not None,
             reading=self.reading,
-            trained=self.trained,
         )
 
     def teacher_forced(self, target: TeacherForced) -> HeadPass:

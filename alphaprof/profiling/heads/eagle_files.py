@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,7 +19,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from alphaprof.config.options import ModelOptions
-from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, shown
+from alphaprof.errors import ModelUnloadable, shown
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, Reading, SharingHead
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
@@ -28,9 +27,7 @@ from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
 from alphaprof.profiling.models.load import Model, check_vocabulary, load_tokenizer
 from alphaprof.profiling.models.teacher_forced import FINAL
-from alphaprof.run.manifest import Trained
 from alphaprof.run.notes import note
-from alphaprof.run.training import TRAINING, read_training
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -416,19 +413,7 @@ def load_eagle3(
         engines=tuple(engine for engine, theirs in served_readings(head, config).items() if theirs == reading),
         alternatives=alternatives(network, head, config),
         doubts=doubts_of(name, head, reading),
-        trained=trained_of(Path(draft.model)),
     )
-
-
-def trained_of(folder: Path) -> Trained | None:
-    """Return what the record of a training in the folder of a head says; None: there is none, or it cannot be read."""
-    if not (folder / TRAINING).is_file():
-        return None
-    try:
-        size = read_training(folder).size
-    except HeadRecordUnreadable:
-        return None
-    return Trained(size.units, size.tokens)
 
 
 def eagle3_network(

@@ -178,14 +178,13 @@ def given(documents: Iterable[Document], eos: Sequence[int]) -> list[Continuatio
 
 
 def digest(documents: Sequence[Document]) -> str:
-    """SHA-256 over domains, clusters, times, prompts and given responses, the first 128 bits."""
+    """SHA-256 over domains, clusters, prompts and given responses, the first 128 bits."""
     total = hashlib.sha256()
     for document in documents:
         total.update(f"{document.document} {document.domain} {document.cluster} {len(document.prompt)}".encode())
         total.update(document.prompt.tobytes())
         total.update(f"{document.processing} {document.seed}".encode())
         total.update(b"" if document.given is None else document.given.tobytes())
-        total.update(b"" if document.time is None else document.time.isoformat().encode())
     return total.hexdigest()[:32]
 
 

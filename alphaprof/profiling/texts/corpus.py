@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import hashlib
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +15,6 @@ import pyarrow as pa
 
 from alphaprof.config.paths import is_remote
 from alphaprof.errors import (
-    VALUE,
     ColumnMissing,
     DataEmpty,
     ProfileInvalid,
@@ -70,11 +66,8 @@ BAD = "with a row that cannot be used"  # bad rows, each for its own reason
 TRIED, SHOWN = 1_000, 3  # bad rows after which a source without a document is given up, and those that are shown
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
 NOT_READ = f"sources read no further: the last {READ_ON:,} rows had only domains at the limit"
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)  # an empty date (0001, 1970) is not the time of a request
-SECONDS = re.compile(r"\d{9,}(\.\d*)?")  # text that is a number; 20261123 is a date
 # Fields of a document that tables hold under the same names.
-STORED = ("document", "domain", "cluster", "time", "source", "source_row", "max_new_tokens", "on_policy", "seed")
+STORED = ("document", "domain", "cluster", "source", "source_row", "max_new_tokens", "on_policy", "seed")
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,6 @@ class Document:
     on_policy: bool
     processing: Processing | None = None
     seed: int | None = None  # of the sampling, where this run samples
-    time: datetime.datetime | None = None  # when it was asked; None: the source names no column that says so
 
     @property
     def prompt_hash(self) -> str:
@@ -284,7 +276,6 @@ class Corpus:
         given = given[:limit] if given is not None else None
         fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
         cluster = cell(row, source.cluster, optional=True) if source.cluster else None
-        time = _moment(cell(row, source.time, optional=True), source.time) if source.time else None
         label = None if cluster is None else f"{index}:{label_of(cluster, source.cluster)}"
         self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
         self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
@@ -292,7 +283,6 @@ class Corpus:
         self.truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
         return {
             "cluster": label,
-            "time": time,
             "source": index,
             "prompt": fitted,
             "given": given,
@@ -418,28 +408,6 @@ def _token_ids(value: Any, column: str) -> Ids:
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= INT32_MAX for token in value):
         raise BadRow(f"{column} holds no token ids", "give a list of integer ids from the tokenizer", ColumnMissing)
     return np.asarray(value, dtype=np.int32)
-
-
-def _moment(value: Any, column: str) -> datetime.datetime:
-    """When a document was asked, in UTC, of a cell: ISO 8601, a date, a time, or seconds since 1970, which text may hold as
-    well. Without a zone it is UTC. Raises `BadRow` for anything else, before `EARLIEST`, and later than tomorrow, as
-    milliseconds and 2026112310 would be.
-    """
-    with contextlib.suppress(ValueError, OverflowError):
-        time = value
-        if isinstance(value, str):
-            text = value.strip()
-            time = float(text) if SECONDS.fullmatch(text) else datetime.datetime.fromisoformat(text)
-        if isinstance(time, (int, float)) and not isinstance(time, bool):
-            time = EPOCH + datetime.timedelta(seconds=time)
-        elif isinstance(time, datetime.date) and not isinstance(time, datetime.datetime):
-            time = datetime.datetime.combine(time, datetime.time())
-        if isinstance(time, datetime.datetime):
-            time = (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)
-            if EARLIEST <= time <= datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1):
-                return datetime.datetime.combine(time.date(), time.time(), datetime.UTC)  # of pandas: without nanoseconds
-    hint = "write ISO 8601, like 2026-11-23T10:00:00Z, or seconds since 1970 (no milliseconds), from 1990 to today"
-    raise BadRow(f"{cut(column, VALUE)} holds {shown(value)}, which is not the time of a request", hint, ColumnMissing)
 
 
 def stored(document: Document) -> dict[str, Any]:

@@ -164,9 +164,6 @@ def _scaled_losses(split: Array, lost: Array, rule: BoundRule) -> Array:
 def _remedy_of(name: str, draft: DraftFacts, drawn: bool) -> str:
     if name == UNCERTAIN and drawn:
         return BY_CHANCE
-    if draft.trained is not None and name in (DRAFT, VOCABULARY):
-        size = f"{fmt.many(draft.trained.units, 'unit')} ({fmt.count(draft.trained.tokens)} tokens)"
-        return f"train this head on more text than the {size} so far; to measure what more text brings: docs/training.md"
     return REMEDIES[name] if draft.has_steps else WITHOUT_MODEL.get(name, REMEDIES[name])
 
 

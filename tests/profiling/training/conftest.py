@@ -52,12 +52,6 @@ def case(lookup_run: Run) -> Case:
 
 
 @pytest.fixture(scope="session")
-def timed(made: Callable[..., Case]) -> Case:
-    """Texts of 30 prompts, the first of them asked last, one a day."""
-    return made(30, times=[f"2026-03-{30 - number:02}T08:00:00+02:00" for number in range(30)])
-
-
-@pytest.fixture(scope="session")
 def sampled(made: Callable[..., Case]) -> Case:
     """Texts that were drawn, for which the decision is about drafts that are drawn too."""
     drawn = {"kind": "sampled", "max_new_tokens": 16, "temperature": 0.7, "top_k": 20}

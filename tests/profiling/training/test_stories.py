@@ -12,11 +12,9 @@ from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import load_model, load_tokenizer
-from alphaprof.profiling.training.train import TrainingOptions, train
+from alphaprof.profiling.training import TrainingOptions, TrainingRecord, train
 from alphaprof.rules import parse_rule
-from alphaprof.run.reader import Run
-from alphaprof.run.split import of_units, texts_of
-from alphaprof.run.training import TESTED
+from alphaprof.run.split import texts_of
 from alphaprof.totals.pool import decoded_totals
 from tests.conftest import ROOT
 from tests.runs import Silent
@@ -32,10 +30,9 @@ def test_a_short_training_drafts_three_tenths_right_and_real_rounds_are_those_of
     changes = [f"target.model={stories15m}", "costs.source=none"]
     options = load_profile(ROOT / "profiles" / "stories.yaml", changes)
     profiling.profile(options, tmp_path / "run", Silent())
-    record = train(options, str(tmp_path / "run"), tmp_path / "head", TrainingOptions(steps=28), Silent())
-    assert record.size.tokens > 11_000
-    run = Run.open(tmp_path / "head" / TESTED)
-    test = of_units(run.documents(), record.units.test)
+    run = train(options, str(tmp_path / "run"), tmp_path / "head", TrainingOptions(steps=28), Silent())
+    assert TrainingRecord.read(tmp_path / "head").tokens > 11_000
+    test = run.documents()
     totals, _ = decoded_totals(run, "head", test, run.manifest.profile.decision.rule)
     assert totals["accepted"].sum() / totals["proposals"].sum() > 0.30
     target, tokenizer = load_model("target", options.target, "float32", extra_eos=(2,)), load_tokenizer(options.target)
