@@ -29,6 +29,7 @@ REMOVED: dict[str, str] = {
     "report --show certificates": TARGET,
     "report --show predictability": TARGET,
     "report --show difficulty": TARGET,
+    "report --show documents": "read alphaprof.open(RUN).totals(): docs/python.md has the lines that rank documents",
     "report --replay": "leave it out: rounds are those of engines, which do not draft less near the end of a text",
     "schema --of": "write alphaprof schema report: the name follows without an option",
     "export --to vllm-synthetic": RATES,
