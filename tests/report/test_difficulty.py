@@ -56,14 +56,13 @@ def test_tenths_are_those_of_the_log(tmp_path: Path, rule: str) -> None:
     recipe = Recipe(domains={"code": domain, "chat": domain}, rules=(rule,))
     report = reported(tmp_path, recipe)
     rows = log_of(write_run(tmp_path / "again", recipe))
-    for axis in ("margin", "entropy"):
-        mine = [item for item in report.section("target").tenths if (item.axis, item.rule) == (axis, rule)]
-        assert sum(item.positions for item in mine) == (rows["proposed"] > 0).sum()
-        for item in mine:
-            inside = (rows[f"target_{axis}"] >= (-np.inf if item.low is None else item.low)) & (
-                rows[f"target_{axis}"] < (np.inf if item.high is None else item.high)
-            )
-            chosen = rows[inside & (rows["proposed"] > 0)]
-            assert len(chosen) == item.positions
-            if item.accepted is not None:
-                assert item.accepted.value == pytest.approx(chosen[f"accept_{rule}"].mean(), abs=1e-6)
+    mine = [item for item in report.section("target").tenths if item.rule == rule]
+    assert sum(item.positions for item in mine) == (rows["proposed"] > 0).sum()
+    for item in mine:
+        inside = (rows["target_margin"] >= (-np.inf if item.low is None else item.low)) & (
+            rows["target_margin"] < (np.inf if item.high is None else item.high)
+        )
+        chosen = rows[inside & (rows["proposed"] > 0)]
+        assert len(chosen) == item.positions
+        if item.accepted is not None:
+            assert item.accepted.value == pytest.approx(chosen[f"accept_{rule}"].mean(), abs=1e-6)

@@ -28,7 +28,6 @@ Part = tuple[str, str, Sequence[Block]]  # a section's name, its title if it has
 TERMS = {
     "alpha": "alpha",
     "accept@1": "first",
-    "free draft: alpha": "alpha",
     "gamma": "gamma",
     "docs": "document",
     "document": "document",
