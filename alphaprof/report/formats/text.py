@@ -14,7 +14,7 @@ from alphaprof.render.blocks import Block, Heading, Row, Table, Verdict
 from alphaprof.render.json import render_json
 from alphaprof.render.markdown import block_lines, escaped_sentence, signed, table_lines
 from alphaprof.render.terminal import STYLES, draw, plain
-from alphaprof.report.build import RunReport
+from alphaprof.report.build import Report, RunReport
 from alphaprof.report.formats.first_screen import LESS, FirstScreen, first_screen, first_screen_csv
 from alphaprof.report.sections import ALL, NAMES
 
@@ -67,14 +67,7 @@ class ReportAnswer:
 
     def md(self) -> str:
         """Return the first screen, then all sections folded, or those that were asked for alone and unfolded."""
-        screen = first_screen(self.report)
-        lines = [f"## {signed(screen.verdict)}: {escaped_sentence(screen.about[0])}", ""]
-        for line in (*screen.about[1:], screen.times, screen.run):
-            lines += [escaped_sentence(line), ""] if line else []
-        lines += table_lines(screen.table)
-        lines += table_lines(screen.load) if screen.load is not None else []
-        for line in (screen.pays, f"Serve: {'   '.join(filter(None, screen.serve))}" if screen.serve else ""):
-            lines += [escaped_sentence(line), ""] if line else []
+        lines = list(first_screen_lines(self.report))
         lines += block_lines(self.blocks()) if self.show else _folded_sections(self.report, COMMENT - _bytes(lines))
         return "\n".join(lines).rstrip() + "\n"
 
@@ -97,6 +90,19 @@ class ReportAnswer:
         from alphaprof.report.formats.page import answer_figure
 
         return answer_figure(self.report).png()
+
+
+def first_screen_lines(report: Report) -> Iterator[str]:
+    """Yield the first screen in Markdown, without what else there is."""
+    screen = first_screen(report)
+    yield from (f"## {signed(screen.verdict)}: {escaped_sentence(screen.about[0])}", "")
+    for line in filter(None, (*screen.about[1:], screen.times, screen.run)):
+        yield from (escaped_sentence(line), "")
+    yield from table_lines(screen.table)
+    yield from table_lines(screen.load) if screen.load is not None else ()
+    serve = f"Serve: {'   '.join(filter(None, screen.serve))}" if screen.serve else ""
+    for line in filter(None, (screen.pays, serve)):
+        yield from (escaped_sentence(line), "")
 
 
 def _folded_sections(report: RunReport, room: int) -> Iterator[str]:
