@@ -30,6 +30,7 @@ REMOVED: dict[str, str] = {
     "report --show predictability": TARGET,
     "report --show difficulty": TARGET,
     "report --show documents": "read alphaprof.open(RUN).totals(): docs/python.md has the lines that rank documents",
+    "report --format csv": "use --format json: domains[] has the rows of the table, with every digit",
     "report --replay": "leave it out: rounds are those of engines, which do not draft less near the end of a text",
     "schema --of": "write alphaprof schema report: the name follows without an option",
     "export --to vllm-synthetic": RATES,

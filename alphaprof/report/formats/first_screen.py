@@ -5,8 +5,6 @@ Terminal, Markdown and HTML draw the same texts.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import shlex
 from collections.abc import Iterator
@@ -69,7 +67,7 @@ def first_screen(report: Report) -> FirstScreen:
         pays=pays,
         notes=tuple(message for message, _ in notes[:NOTES]),
         serve=_serve(report),
-        more=f"--show {', '.join(sections)} or {ALL}; --out report.html, .md, .json, .csv or .svg",
+        more=f"--show {', '.join(sections)} or {ALL}; --out report.html, .md, .json or .svg",
     )
 
 
@@ -284,32 +282,3 @@ def _serve(report: Report) -> tuple[str, str] | None:
     also = f"also {', '.join(formats[1:])}" if len(formats) > 1 else ""
     remark = "; ".join(filter(None, (also, _alike(report))))
     return f"alphaprof export {run} --gamma {answer.gamma} --to {formats[0]}", f"({remark})" if remark else ""
-
-
-FORMULA = ("=", "+", "-", "@")  # how a formula begins
-CSV = (
-    *("scope", "domain", "share", "documents", "draft", "gamma", "acceptance", "tokens_per_round", "speedup", "low", "high"),
-    *("verdict", "documents_needed", "next_draft", "next_gamma", "next_speedup"),
-)
-
-
-def first_screen_csv(report: Report) -> str:
-    """Return the one table in full: rows of scope `domain`, and one of scope `traffic` for the one draft of all. Numbers
-    have all their digits; what is not known is empty. A name that a spreadsheet would take for a formula begins with an
-    apostrophe.
-    """
-    file = io.StringIO()
-    table = csv.writer(file, lineterminator="\n")
-    table.writerow(CSV)
-    rows = [("domain", item.share, item.answer, item.next_best) for item in report.domains]
-    if (total := _mine(report)) is not None:
-        rows.append(("traffic", 1.0, total, _second(report)))
-    for scope, share, best, other in rows:
-        intervals = (best.acceptance, best.tokens_per_round, best.speedup)
-        values = [interval and interval.value for interval in intervals]
-        ends = (best.speedup.low, best.speedup.high) if best.speedup else (None, None)
-        behind = (other.draft, other.gamma, other.speedup and other.speedup.value) if other else (None, None, None)
-        name = fmt.visible(best.domain or "")
-        first = (scope, f"'{name}" if name[:1] in FORMULA else name, share, best.documents, best.draft, best.gamma)
-        table.writerow((*first, *values, *ends, best.verdict, best.documents_needed, *behind))
-    return file.getvalue()

@@ -15,7 +15,7 @@ from alphaprof.render.json import render_json
 from alphaprof.render.markdown import block_lines, escaped_sentence, signed, table_lines
 from alphaprof.render.terminal import STYLES, draw, plain
 from alphaprof.report.build import Report, RunReport
-from alphaprof.report.formats.first_screen import LESS, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.formats.first_screen import LESS, FirstScreen, first_screen
 from alphaprof.report.sections import ALL, NAMES
 
 COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds to it
@@ -60,10 +60,6 @@ class ReportAnswer:
         for name in NAMES if not self.show or ALL in self.show else self.show:
             self.report.section(name)
         return render_json(self.report) + "\n"
-
-    def csv(self) -> str:
-        """Return the one table: a row a domain, then the whole traffic."""
-        return first_screen_csv(self.report)
 
     def md(self) -> str:
         """Return the first screen, then all sections folded, or those that were asked for alone and unfolded."""
