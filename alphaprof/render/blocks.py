@@ -81,13 +81,6 @@ class Figure:
     name: str
 
 
-@dataclass(frozen=True)
-class Verbatim:
-    """Lines as they are, to copy: spaces are kept, and nothing is wrapped."""
-
-    lines: Sequence[str]
-
-
 GOOD, BAD, UNSURE = "go", "no-go", "undecided"  # classes of the page, too
 OUTCOMES = {
     "GO": GOOD,
@@ -122,7 +115,7 @@ class Verdict(str):
 
 
 # A str is a line: leading spaces indent it, an empty one sets apart.
-Block = Table | Small | Figure | Heading | Verbatim | str
+Block = Table | Small | Figure | Heading | str
 
 
 def table_of(

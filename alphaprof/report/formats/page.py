@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import OptionInvalid
 from alphaprof.render import format as fmt
-from alphaprof.render.html.page import TERMS, Part, page, require_html
+from alphaprof.render.html.page import Part, glossary, page, require_html
 from alphaprof.render.json import plain_values
 from alphaprof.report.build import RunReport
 from alphaprof.report.formats.first_screen import LESS, first_screen
@@ -48,7 +48,7 @@ def render_html(report: RunReport) -> str:
         unfolded=UNFOLDED,
         profile=_pretty(report.run.profile),
         environment=_pretty(report.run.environment),
-        terms=TERMS,
+        terms={heading: key for key, word in glossary().items() for heading in word.get("headings", ())},
     )
 
 
