@@ -247,8 +247,8 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
         hint = "compare drafts on text of one kind: the same domains, sampling settings and max_new_tokens"
     else:
         problem = f"{runs} have no prompt in common"
-        hint = "profile both on the same data (--reuse-continuations: on the same text); if a chat template writes today's date, "
-        hint += 'set chat_options: {date_string: "..."}'
+        hint = "profile both on the same data (--reuse-continuations: on the same text); "
+        hint += "if a chat template writes today's date, set chat_options.date_string"
         if imported:
             hint = "log answers to the same prompts in both, with one tokenizer and chat template"
     return NotComparable(problem, hint)
