@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from alphaprof.render.blocks import OfOneText
 from alphaprof.report.verdict import VerdictName
 from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.stats.estimate import Interval
@@ -82,7 +83,7 @@ class SpanAcceptance:
 
 
 @dataclass(frozen=True)
-class Result(Answer):
+class Result(Answer, OfOneText):
     """One kind of text of a domain, with one draft under one rule: its γ alone was chosen.
 
     `estimator`: exact (rounds are facts of the log), expected (rounds are exact expectations given the texts), one-step
@@ -93,9 +94,6 @@ class Result(Answer):
     draft: str
     lossy: bool
     estimator: str
-    continuation: str
-    sampling: dict[str, float] | None  # settings that p and q were processed with; None: the plain softmax
-    on_policy: bool  # the rule's own decoding (for a lossy rule: the target's) would emit this text
     positions: int
     alpha: Interval | None  # acceptance over positions with a proposal, as if a round began at each; None: imported
     coverage: float | None  # share of positions with a proposal

@@ -16,7 +16,7 @@ from alphaprof.costs.rounds import StepTimes, free_draft, time_by_step, time_spe
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows, text_name
+from alphaprof.render.blocks import Block, OfText, Small, Table, Verdict, table_of_rows, text_name
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.run.reader import Run
@@ -60,7 +60,7 @@ class RoundTime:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(OfText):
     """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
 
     `timing_error`: relative standard error that the step times give the predicted speedup. `error`: predicted / measured
@@ -73,9 +73,6 @@ class Cell:
     """
 
     draft: str
-    domain: str
-    continuation: str
-    sampling: dict[str, float] | None
     rule: str
     gamma: int
     documents: int

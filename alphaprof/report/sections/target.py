@@ -18,7 +18,7 @@ import numpy as np
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Table, table_by_columns, table_of, text_name, text_names
+from alphaprof.render.blocks import Block, OfOneText, Table, table_by_columns, table_of, text_name, text_names
 from alphaprof.report.build import RunReport
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, BoundRule, parse_rule, rules_of
@@ -65,13 +65,9 @@ class CertainRun:
 
 
 @dataclass(frozen=True)
-class Predictability:
+class Predictability(OfOneText):
     """What the target alone says about a domain. Quantiles: the tenth, the median, the ninetieth percentile."""
 
-    domain: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
     units: int  # independent documents
     positions: int
     entropy: tuple[Interval, ...]  # of the target, in nats
@@ -82,15 +78,11 @@ class Predictability:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(OfOneText):
     """One domain, draft and rule: where the divergence of the draft made acceptance certain (see `docs/theory.md`)."""
 
-    domain: str
     draft: str
     rule: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
     documents: int
     positions: int  # judged: with a proposal of a distribution (a tree: on the target's own greedy text)
     certified: Interval  # share of them whose KL(p||q) is below the threshold
@@ -102,14 +94,10 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class LosslessBounds:
+class LosslessBounds(OfOneText):
     """Lossless sampling: beta, and lower bounds of it from the smaller KL of each position (but for `from_mean`)."""
 
-    domain: str
     draft: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
     documents: int
     positions: int
     beta: Interval  # mean of sum min(p, q)
@@ -131,14 +119,11 @@ class Certificates:
 
 
 @dataclass(frozen=True)
-class Decile:
+class Decile(OfOneText):
     """One tenth of all positions of a draft, by the target's margin p1 - p2, under one rule."""
 
     draft: str
     rule: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
     place: int  # 1 for the smallest margins; there are fewer than ten if margins tie
     low: float | None  # margins of at least this; None: unbounded
     high: float | None  # and of less than this
@@ -231,10 +216,7 @@ def _of_text(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> 
     tops = np.add.reduceat(log.columns["target_top_prob"].astype(np.float64), np.cumsum(log.lengths) - log.lengths)
     margins = at(log.columns["target_margin"], QUANTILES)
     return Predictability(
-        domain=text.domain,
-        continuation=text.continuation,
-        sampling=text.sampling,
-        on_policy=text.on_policy,
+        **text.named,
         units=distinct(text.cluster),
         positions=int(log.lengths.sum()),
         entropy=at(log.columns["target_entropy"], QUANTILES),
@@ -410,11 +392,8 @@ def _about_text(text: TextGroup, draft: str, counts: Array, divergence: Array) -
     """
     positions = counts[text.rows].sum()
     return {
-        "domain": text.domain,
+        **text.named,
         "draft": draft,
-        "continuation": text.continuation,
-        "sampling": text.sampling,
-        "on_policy": text.on_policy,
         "documents": text.documents(counts),
         "positions": int(positions),
         "mean_divergence": float(divergence[text.rows].sum() / positions),
@@ -454,11 +433,9 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
     texts = over_domains(part.documents.groups)
     return tuple(
         Decile(
+            **text.named,
             draft=draft,
             rule=rule,
-            continuation=text.continuation,
-            sampling=text.sampling,
-            on_policy=text.on_policy,
             place=place,
             low=low,
             high=high,
