@@ -32,12 +32,12 @@ from alphaprof.stats.estimate import (
     distances,
     distinct,
     present,
-    quantile,
     ratio,
     unseen,
     weighted_sum,
 )
 from alphaprof.stats.paired import FAR
+from alphaprof.stats.student import quantile
 from alphaprof.totals.replay import RoundCounts
 
 FEWEST = 5  # independent documents without which only step times can decide

@@ -17,7 +17,8 @@ from alphaprof.report.answer import AtConcurrency, GammaResult, Result, SpanAcce
 from alphaprof.report.verdict import Decision, Pair, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.run.manifest import DraftFacts
-from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
+from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.student import quantile
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals, SpanTotals
 

@@ -21,7 +21,8 @@ from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, parts
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.run.manifest import DraftFacts
-from alphaprof.stats.estimate import Interval, distinct, probability
+from alphaprof.stats.estimate import Interval, distinct
+from alphaprof.stats.student import probability
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
 

@@ -34,7 +34,8 @@ from alphaprof.errors import (
 from alphaprof.render.answer import answer_text
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import depth_names
-from alphaprof.stats.estimate import Interval, quantile
+from alphaprof.stats.estimate import Interval
+from alphaprof.stats.student import quantile
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.cli.test_cli_errors import profile

@@ -22,7 +22,8 @@ from alphaprof.report.build import RunReport
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
+from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.student import quantile
 from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, listed_rounds
