@@ -184,13 +184,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the answers hold for."""
+    """What the answers hold for, beside the step times."""
 
     concurrency: int  # sequences decoded at a time
-    context: float | None  # tokens in the cache that step times are for; None: no step times
-    engine: str | None  # whose step times they are; "yours": a table's
-    device: str | None
-    dtype: str
     p_min: float  # top probability below which a draft stops; 0: it never does
     changes: tuple[str, ...]  # of the run's own question and step times, as --set takes them
 

@@ -188,10 +188,6 @@ def report_of(
         drafts=judge.drafts(),
         conditions=Conditions(
             concurrency=question.concurrency,
-            context=inputs.cost.context if inputs.cost else None,
-            engine=inputs.cost.engine if inputs.cost else None,
-            device=inputs.cost.device if inputs.cost else None,
-            dtype=facts.dtype,
             p_min=float(question.p_min),
             changes=tuple(changes),
         ),
