@@ -119,11 +119,14 @@ class Certificates:
 
 
 @dataclass(frozen=True)
-class Decile(OfOneText):
+class Decile:
     """One tenth of all positions of a draft, by the target's margin p1 - p2, under one rule."""
 
     draft: str
     rule: str
+    continuation: str
+    sampling: dict[str, float] | None
+    on_policy: bool  # the target produced this text
     place: int  # 1 for the smallest margins; there are fewer than ten if margins tie
     low: float | None  # margins of at least this; None: unbounded
     high: float | None  # and of less than this
@@ -433,9 +436,11 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
     texts = over_domains(part.documents.groups)
     return tuple(
         Decile(
-            **text.named,
             draft=draft,
             rule=rule,
+            continuation=text.continuation,
+            sampling=text.sampling,
+            on_policy=text.on_policy,
             place=place,
             low=low,
             high=high,
