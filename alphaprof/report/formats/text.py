@@ -18,7 +18,6 @@ from alphaprof.report.build import Report, RunReport
 from alphaprof.report.formats.first_screen import LESS, FirstScreen, first_screen
 from alphaprof.report.sections import ALL, NAMES
 
-COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds to it
 WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
@@ -62,9 +61,8 @@ class ReportAnswer:
         return render_json(self.report) + "\n"
 
     def md(self) -> str:
-        """Return the first screen, then all sections folded, or those that were asked for alone and unfolded."""
-        lines = list(first_screen_lines(self.report))
-        lines += block_lines(self.blocks()) if self.show else _folded_sections(self.report, COMMENT - _bytes(lines))
+        """Return the first screen, and below it the sections that were asked for."""
+        lines = [*first_screen_lines(self.report), *block_lines(self.blocks())]
         return "\n".join(lines).rstrip() + "\n"
 
     def html(self) -> str:
@@ -99,28 +97,8 @@ def first_screen_lines(report: Report) -> Iterator[str]:
     serve = f"Serve: {'   '.join(filter(None, screen.serve))}" if screen.serve else ""
     for line in filter(None, (screen.pays, serve)):
         yield from (escaped_sentence(line), "")
-
-
-def _folded_sections(report: RunReport, room: int) -> Iterator[str]:
-    """Yield all sections folded, the notes first; those that do not fit into `room` bytes are named."""
-    left_out = []
-    for name in sorted(NAMES, key=lambda name: name != "notes"):
-        title, blocks, empty = report.drawn(name)
-        if empty:
-            continue
-        lines = ["<details>", f"<summary>{fmt.sentence(title)}</summary>", "", *block_lines(blocks), "</details>", ""]
-        size = _bytes(lines)
-        if size > room:
-            left_out.append(name)
-        else:
-            room -= size
-            yield from lines
-    if left_out:
-        yield f"Too long for a comment on GitHub: {', '.join(left_out)}. `alphaprof report --show NAME` prints one."
-
-
-def _bytes(lines: Sequence[str]) -> int:
-    return sum(len(line.encode()) + 1 for line in lines)
+    yield from (f"- {escaped_sentence(note)}" for note in screen.notes)
+    yield ""
 
 
 def _on_one_screen(screen: FirstScreen, console: Console) -> list[Text]:
