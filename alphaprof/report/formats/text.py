@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -56,9 +57,10 @@ class ReportAnswer:
 
     def json(self) -> str:
         """Return the answers, and the values of the sections that were asked for, by default of all."""
-        for name in NAMES if not self.show or ALL in self.show else self.show:
-            self.report.section(name)
-        return render_json(self.report) + "\n"
+        names = NAMES if not self.show or ALL in self.show else self.show
+        values = {name: self.report.section(name) for name in names}
+        sections = {name: value for name, value in values.items() if value is not None}  # not those of other files
+        return render_json(dataclasses.replace(self.report, sections=sections)) + "\n"
 
     def md(self) -> str:
         """Return the first screen, and below it the sections that were asked for."""
