@@ -127,7 +127,7 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         assert report.traffic.served_dtype == (None if decided else "fp8")
         said = "on any engine" if decided else "on any engine that serves the target in bfloat16, not in fp8"
         assert f"{said[1:]}, draft small" in as_terminal(report, 170)
-        assert f"{said[1:]}, draft small" in as_markdown(report)
+        assert f"{said[1:]}, draft small" in as_markdown(report, "verdict")
         assert f"{said[1:]}, draft small" in ReportAnswer(report).html()
         for item in (each for each in report.results if each.verdict):
             assert item.reason.startswith("the target in bfloat16 stands in") != decided
