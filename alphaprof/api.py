@@ -85,11 +85,11 @@ class OpenedRun:
         config = changed_question(self._run.manifest.config, list(changes)) if changes else None
         return build_report(self._run, config, named, whole_log, changes)
 
-    def _repr_html_(self) -> str:
-        """Return the report's first screen as notebooks show it: without a script, and without an extra."""
-        from alphaprof.report.formats.page import first_screen_fragment
+    def _repr_markdown_(self) -> str:
+        """Return the report's first screen as notebooks show it."""
+        from alphaprof.report.formats.text import first_screen_lines
 
-        return first_screen_fragment(self.report())
+        return "\n".join(first_screen_lines(self.report()))
 
     def _read(self, table: str, columns: Sequence[str] | None, where: list[Any] | None) -> pa.Table:
         import pyarrow as pa

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -49,6 +48,8 @@ def _declared(extra: str) -> list[Requirement]:
     try:
         every = [Requirement(line) for line in requires(NAME) or []]
     except PackageNotFoundError:
+        import tomllib  # which only this needs
+
         project = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
         return [Requirement(line) for line in tomllib.loads(project)["project"]["optional-dependencies"][extra]]
     found = [each for each in every if each.marker is not None and each.marker.evaluate({"extra": extra})]

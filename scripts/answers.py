@@ -54,7 +54,7 @@ def lines_about(run: str, drafts: Sequence[str]) -> Iterator[str]:
     """The command lines that are answered about a run."""
     from alphaprof.commands.export.formats import ABOUT, TEXTS
 
-    yield from (f"report {run} --format {form}" for form in (*FORMS, "csv", "html"))
+    yield from (f"report {run} --format {form}" for form in (*FORMS, "html"))
     yield from (f"report {run} --show all{more}" for more in ("", " --format md", " --set decision.min_speedup=1.4"))
     for asked in ("", " --min-alpha 0.5", " --min-acceptance-length 1.2 --gamma 2", " --min-speedup 1.05"):
         yield from (f"check {run}{asked} --format {form}" for form in (*FORMS, "junit"))

@@ -80,9 +80,9 @@ def as_first_screen(report: RunReport, width: int = 100) -> str:
     return _drawn(report, width, ())
 
 
-def as_markdown(report: RunReport) -> str:
-    """What it is as Markdown by itself."""
-    return ReportAnswer(report).md()
+def as_markdown(report: RunReport, *show: str) -> str:
+    """What it is as Markdown, with the sections of these names."""
+    return ReportAnswer(report, show).md()
 
 
 def _drawn(report: RunReport, width: int, show: Sequence[str]) -> str:

@@ -185,7 +185,7 @@ def test_its_rounds_are_what_the_arithmetic_says(profiled: Path) -> None:
 @pytest.mark.models
 def test_it_is_reported_with_its_own_cost(profiled: Path) -> None:
     report = answer("report", profiled)
-    (result,) = [item for item in report["sections"]["drafts"]["results"] if item["draft"] == "oracle"]
+    (result,) = [item for item in report["sections"]["drafts"] if item["draft"] == "oracle"]
     table = Run.open(profiled).latency().to_pylist()
     (cost,) = [row for row in table if row["model"] == "oracle"]
     assert (cost["step"], cost["p10_ms"], cost["p90_ms"]) == ("lookup", COST_MS, COST_MS)

@@ -28,9 +28,7 @@ from alphaprof.cli.common import (
 )
 
 group = Typer()
-ReportFormat = Annotated[Literal["terminal", "json", "md", "html", "csv"] | None, formats("csv")]
-FIGURES = ", .csv; .svg, .png: a figure of the domains"
-ReportFiles = Annotated[list[Path] | None, files("csv", "svg", "png", about=FIGURES)]
+ReportFiles = Annotated[list[Path] | None, files("svg", "png", about="; .svg, .png: a figure of the domains")]
 CheckFormat = Annotated[Literal["terminal", "json", "md", "html", "junit"] | None, formats("junit")]
 CheckFiles = Annotated[list[Path] | None, files("junit", about=", .xml (JUnit)")]
 
@@ -62,7 +60,7 @@ Sections = Annotated[
 def report(
     run: RunFolder,
     sections: Sections = None,
-    form: ReportFormat = None,
+    form: Format = None,
     out: ReportFiles = None,
     overrides: QuestionChanges = None,
     rules: Annotated[

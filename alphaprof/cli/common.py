@@ -27,7 +27,17 @@ ASKED, HOW, OUTPUT, SERVED = "Question", "Method", "Output", "How it was served"
 PANELS = (SERVED, ASKED, HOW, OUTPUT)  # of options in `--help`, from top to bottom; an option is ASKED by default
 how, output, served = (partial(Option, rich_help_panel=panel) for panel in (HOW, OUTPUT, SERVED))
 
-
+EVERY = ("terminal", "md", "html", "json")  # formats of every answer
+SUFFIXES = {
+    ".txt": "terminal",
+    ".md": "md",
+    ".html": "html",
+    ".json": "json",
+    ".csv": "csv",
+    ".xml": "junit",
+    ".svg": "svg",
+    ".png": "png",
+}
 FROM_RUNS = ("report", "check", "compare", "export", "merge")  # commands that load no model and no data
 
 
@@ -145,8 +155,6 @@ def asked_formats(form: str | None, out: list[Path] | None) -> list[tuple[str, P
     """Return each format that is asked for, and its file (None: standard output). A file has the format of its suffix;
     standard output gets `form` if there are no files, if one of them is -, or if no file has that format.
     """
-    from alphaprof.render.answer import SUFFIXES
-
     files = {path: SUFFIXES[path.suffix.lower()] for path in out or () if str(path) != "-"}
     asked: list[tuple[str, Path | None]] = [(own, path) for path, own in files.items()]
     if len(files) < len(out or ()) or not files or form not in (None, *files.values()):
@@ -223,8 +231,6 @@ def files(*more: str, about: str = "") -> Any:
     """
 
     def checked(paths: list[Path] | None) -> list[Path] | None:
-        from alphaprof.render.answer import EVERY, SUFFIXES
-
         known = [suffix for suffix, form in SUFFIXES.items() if form in (*EVERY, *more)]
         for path in paths or ():
             if _out_place(path) is not None and path.suffix.lower() not in known:

@@ -33,6 +33,8 @@ REMOVED: dict[str, str] = {
     "report --show certificates": TARGET,
     "report --show predictability": TARGET,
     "report --show difficulty": TARGET,
+    "report --show documents": "read alphaprof.open(RUN).totals(): docs/python.md has the lines that rank documents",
+    "report --format csv": "use --format json: domains[] has the rows of the table, with every digit",
     "report --replay": "leave it out: rounds are those of engines, which do not draft less near the end of a text",
     "export --split": NO_TIMES,
     "schema --of": "write alphaprof schema report: the name follows without an option",

@@ -76,7 +76,6 @@ Bounds = Callable[[float], tuple[float, float]]  # by the probability with which
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
 EVERY = ""  # the domain of a threshold that holds for every domain
 WHOLE = "whole traffic"
-WORST_FIRST: tuple[Outcome, ...] = ("fail", "undecided", "pass")
 VERDICTS: Mapping[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
 LOST = "the draft proposes nothing there, but did in the baseline"
 FIRST = "first drafts only; --min-acceptance-length covers the others"
@@ -112,20 +111,9 @@ class Item:
         return fmt.number(value, 3, "x" if self.measure == "speedup" else "")
 
     @property
-    def decided(self) -> bool:
-        """Whether there is nothing more to judge."""
-        return self.outcome != "undecided"
-
-    @property
     def bounds(self) -> str:
         """Its bounds as text."""
         return fmt.NOTHING if self.low is None else f"[{self.number(self.low)}, {self.number(self.high)}]"
-
-    @property
-    def standing(self) -> tuple[int, float]:
-        """Least of the worst item: failed before undecided before passed, then by value less threshold."""
-        distance = -math.inf if self.value is None else self.value - self.threshold
-        return WORST_FIRST.index(self.outcome), distance
 
 
 @dataclass(frozen=True)
@@ -160,9 +148,9 @@ class Check:
     unpaired: tuple[int, int] | None = None  # documents without a partner: in the run, in the baseline
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the outcome and the worst threshold, what was checked, and each threshold with its bounds."""
-        first, *others = _decided_by(self)
-        yield from (Verdict(self.outcome.upper(), f"  {first}"), *others, "", f"run {self.run}")
+        """Yield the outcome with its reason, what to do next, what was checked, and each threshold with its bounds."""
+        yield Verdict(self.outcome.upper(), f"  {self.reason}")
+        yield from (f"next: {NEXT[self.outcome]}", "", f"run {self.run}")
         if self.unpaired is not None:
             paired, (new, old) = fmt.many(self.paired or 0, "document"), self.unpaired
             yield f"baseline {self.baseline}"
@@ -240,25 +228,6 @@ def _in_words(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudg
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
     return "; ".join(parts)
-
-
-def _decided_by(check: Check) -> Iterator[str]:
-    """Yield the worst threshold with its bounds, how many there are of each outcome, what to do next, and the reason."""
-    by_domain = check.baseline is not None and len(check.items) > 1
-    if check.items:
-        decides = by_domain and check.outcome != "fail"
-        worst = check.items[0] if decides else min(check.items, key=attrgetter("standing"))
-        bounds = "" if worst.low is None else f" {worst.bounds}"
-        measured = f"{worst.measure.replace('_', ' ')} {worst.number(worst.value)}{bounds}"
-        wanted = f"at least {worst.number(worst.threshold)} wanted"
-        yield f"{short(worst.domain)}: {measured}, {wanted}, {fmt.many(worst.documents, 'document')}"
-    outcomes = [item.outcome for item in check.items[by_domain:]]
-    if len(outcomes) > 1 or by_domain:
-        counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in WORST_FIRST[::-1] if outcome in outcomes)
-        deciding = "; only a failure affects the result" if by_domain else ""
-        yield f"of {len(outcomes)} {'domains' if by_domain else 'thresholds'}: {counts}{deciding}"
-    lines = [f"next: {NEXT[check.outcome]}", check.reason]
-    yield from lines if check.items else reversed(lines)
 
 
 def checked(

@@ -14,7 +14,7 @@ from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows, text_name
+from alphaprof.render.blocks import Block, OfOneText, Small, Verdict, table_of_rows, text_name
 from alphaprof.report.pairing import (
     TextPair,
     common_gammas,
@@ -58,16 +58,12 @@ class TokensDifference:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(OfOneText):
     """One domain, kind of text and rule. `difference` is alpha of the second less that of the first; `tokens_per_round` is
     empty if the rule has no rounds on this text.
     """
 
-    domain: str
-    continuation: str
-    sampling: dict[str, float] | None  # settings that p was processed with, q by draft_processing; None: the plain softmax
     rule: str
-    on_policy: bool
     lossy: bool
     documents: int  # paired
     clusters: int  # independent units among them

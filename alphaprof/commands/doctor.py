@@ -9,7 +9,7 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import ClassVar
 
-from alphaprof.render.blocks import Block, Verbatim
+from alphaprof.render.blocks import Block
 from alphaprof.version import EXTRAS, __version__, install_line, missing, requirements
 
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "numba", "pydantic", "typer", "rich", "triton")
@@ -34,7 +34,7 @@ class Doctor:
     extras: dict[str, str | None]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield lines that are not cut: they are pasted into a bug report."""
+        """Yield lines to paste into a bug report."""
         lines = [
             ("python", f"{self.python}, {self.platform}"),
             ("packages", " ".join(map("==".join, self.packages.items()))),
@@ -43,7 +43,7 @@ class Doctor:
         lines += [("problem", self.problem)] if self.problem else []
         lines += [("extra", f"{name}: {f'missing: {line}' if line else 'complete'}") for name, line in self.extras.items()]
         yield f"{'alphaprof':{LABEL}}{self.alphaprof}"
-        yield Verbatim([f"{label:{LABEL}}{text}" for label, text in lines])
+        yield from (f"{label:{LABEL}}{text}" for label, text in lines)
 
 
 def build_doctor() -> Doctor:

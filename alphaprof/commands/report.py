@@ -12,7 +12,7 @@ from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.report.sections import known_sections
 from alphaprof.run.reader import Run
 
-HELD = {"csv": "has only one table", "svg": "is one figure", "png": "is one figure"}  # other files: every section
+HELD = {"svg": "is one figure", "png": "is one figure"}  # other files: every section
 
 
 def report(

@@ -22,7 +22,8 @@ import numpy as np
 
 from alphaprof.costs.mixing import Drafting, mixing
 from alphaprof.costs.timing import SLOW_TAIL, median_error
-from alphaprof.stats.estimate import Array, quantile
+from alphaprof.stats.estimate import Array
+from alphaprof.stats.student import quantile
 from alphaprof.totals.replay import RoundCounts
 
 AGREE = 0.99  # confidence with which two halves disagree before a note says so

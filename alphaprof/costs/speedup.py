@@ -32,12 +32,12 @@ from alphaprof.stats.estimate import (
     distances,
     distinct,
     present,
-    quantile,
     ratio,
     unseen,
     weighted_sum,
 )
 from alphaprof.stats.paired import FAR
+from alphaprof.stats.student import quantile
 from alphaprof.totals.replay import RoundCounts
 
 FEWEST = 5  # independent documents without which only step times can decide
@@ -355,16 +355,6 @@ class Mix:
         if any(base == 0 for (_, base), weight in zip(sums, self.weights, strict=True) if weight > 0):
             return None
         return 1 / sum(weight * spent / base for (spent, base), weight in zip(sums, self.weights, strict=True) if weight > 0)
-
-    def slowest(self, domains: Sequence[Decoded]) -> float | None:
-        """Return `value` if rounds drafted the most that the log allows (`RoundCounts.ends`). p_min and γ are chosen by it,
-        since the middle favors the p_min at which the log tells least.
-        """
-        return self.value([(counts.ends[1], times) for counts, times in domains])
-
-    def fastest(self, domains: Sequence[Decoded]) -> float | None:
-        """Return `value` if rounds drafted the least that the log allows."""
-        return self.value([(counts.ends[0], times) for counts, times in domains])
 
     def gain(self, first: Sequence[Domain], second: Sequence[Domain]) -> Speedup | None:
         """Return how many times as fast the `second` way to decode the documents is as the `first`; None if there are no

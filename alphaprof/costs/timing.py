@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import bdtr
 
-from alphaprof.stats.estimate import Array, quantile
+from alphaprof.stats.estimate import Array
+from alphaprof.stats.student import quantile
 
 LEVEL = 0.95
 LEAST_ROUNDS = 3  # no bound with fewer
@@ -109,7 +109,7 @@ def _order_statistics(rounds: int) -> tuple[int, float]:
     """Return the last k for which the k-th values from both ends enclose a median with 95%, and the share of the next
     one.
     """
-    covered = 1 - 2 * bdtr(np.arange(rounds // 2), rounds, 0.5)
+    covered = 1 - 2 * np.cumsum([math.comb(rounds, k) / 2**rounds for k in range(rounds // 2)])
     place = int((covered >= LEVEL).sum())
     over = (covered[place - 1] - LEVEL) / (covered[place - 1] - covered[place])
     return place, float((rounds - place) * over / (place + (rounds - 2 * place) * over))

@@ -16,17 +16,6 @@ from alphaprof.render.blocks import Block
 from alphaprof.render.json import Published, render_json
 
 PLAIN_WIDTH = 150  # columns of what is not printed on a terminal
-EVERY = ("terminal", "md", "html", "json")  # formats of every answer
-SUFFIXES = {
-    ".txt": "terminal",
-    ".md": "md",
-    ".html": "html",
-    ".json": "json",
-    ".csv": "csv",
-    ".xml": "junit",
-    ".svg": "svg",
-    ".png": "png",
-}
 
 
 class Answer(Protocol):
@@ -66,7 +55,7 @@ def answer_text(answer: Answer, output: str, to_file: bool = False) -> str:
 
 
 def answer_file(answer: Answer, output: str) -> bytes:
-    """Return an answer as a file in the format `output`, one of `SUFFIXES` that it has."""
+    """Return an answer as a file in the format `output`."""
     if output == "png":
         return bytes(getattr(answer, output)())
     return answer_text(answer, output, to_file=True).encode("utf-8", "backslashreplace")

@@ -6,35 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from alphaprof.render import format as fmt
 
 Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading: text, `fmt.Number` or `Verdict`
 
 
-class OfText(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class OfText:
     """What concerns one kind of text of a domain."""
 
-    @property
-    def domain(self) -> str:
-        """Its name."""
-
-    @property
-    def continuation(self) -> str:
-        """How the text came about."""
-
-    @property
-    def sampling(self) -> dict[str, float] | None:
-        """What it was drawn with, if anything."""
+    domain: str
+    continuation: str  # how the text came about
+    sampling: dict[str, float] | None  # settings that p was processed with, q by draft_processing; None: the plain softmax
 
 
-class OfOneText(OfText, Protocol):
+@dataclass(frozen=True, kw_only=True)
+class OfOneText(OfText):
     """What a row says of one kind of text."""
 
-    @property
-    def on_policy(self) -> bool:
-        """Whether the rule itself would write that text."""
+    on_policy: bool  # the rule's own decoding would emit this text; without a rule: the target's own
 
 
 Item = TypeVar("Item", bound=OfOneText)
@@ -81,13 +73,6 @@ class Figure:
     name: str
 
 
-@dataclass(frozen=True)
-class Verbatim:
-    """Lines as they are, to copy: spaces are kept, and nothing is wrapped."""
-
-    lines: Sequence[str]
-
-
 GOOD, BAD, UNSURE = "go", "no-go", "undecided"  # classes of the page, too
 OUTCOMES = {
     "GO": GOOD,
@@ -122,7 +107,7 @@ class Verdict(str):
 
 
 # A str is a line: leading spaces indent it, an empty one sets apart.
-Block = Table | Small | Figure | Heading | Verbatim | str
+Block = Table | Small | Figure | Heading | str
 
 
 def table_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, Verdict
+from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Small, Table, Verdict
 from alphaprof.render.format import sentence, short, visible
 
 SYMBOLS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>@:$])")
@@ -61,12 +61,10 @@ def block_lines(blocks: Iterable[Block]) -> Iterator[str]:
             continue
         if isinstance(block, Small):
             block = block.text
-        if item and (isinstance(block, Table | Verbatim) or not block):
+        if item and (isinstance(block, Table) or not block):
             yield ""
         if isinstance(block, Table):
             yield from (f"**{escaped_sentence(block.title)}**", "", *table_lines(block))
-        elif isinstance(block, Verbatim):
-            yield from (*(f"    {visible(line)}" for line in block.lines), "")
         elif block:
             yield f"{'  ' if item and block.startswith(' ') else ''}- {escaped_sentence(block.strip())}"
         item = isinstance(block, str) and bool(block)

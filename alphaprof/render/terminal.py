@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Small, Table, Verbatim, Verdict
+from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Small, Table, Verdict
 
 STYLES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow"}
 NAME_KEPT, NAME_WIDTH = 14, 22  # columns of a table's first column that no other takes, and at most; longer names fold
@@ -49,9 +49,6 @@ def draw(blocks: Iterable[Block], console: Console) -> None:
             console.print(Text(f"{block.name}: {block.title}" if block.name else block.title, "bold"))
         elif isinstance(block, Small):
             console.print(plain(block.text), style="dim")
-        elif isinstance(block, Verbatim):
-            for line in block.lines:
-                console.print(plain(line), soft_wrap=True)
         else:
             _print_line(block, console)
 

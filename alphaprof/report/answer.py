@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from alphaprof.render.blocks import OfOneText
 from alphaprof.report.verdict import VerdictName
 from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.stats.estimate import Interval
@@ -82,7 +83,7 @@ class SpanAcceptance:
 
 
 @dataclass(frozen=True)
-class Result(Answer):
+class Result(Answer, OfOneText):
     """One kind of text of a domain, with one draft under one rule: its γ alone was chosen.
 
     `estimator`: exact (rounds are facts of the log), expected (rounds are exact expectations given the texts), one-step
@@ -93,9 +94,6 @@ class Result(Answer):
     draft: str
     lossy: bool
     estimator: str
-    continuation: str
-    sampling: dict[str, float] | None  # settings that p was processed with, q by draft_processing; None: the plain softmax
-    on_policy: bool  # the rule's own decoding (for a lossy rule: the target's) would emit this text
     positions: int
     alpha: Interval | None  # acceptance over positions with a proposal, as if a round began at each; None: imported
     coverage: float | None  # share of positions with a proposal
@@ -186,13 +184,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the answers hold for."""
+    """What the answers hold for, beside the step times."""
 
     concurrency: int  # sequences decoded at a time
-    context: float | None  # tokens in the cache that step times are for; None: no step times
-    engine: str | None  # whose step times they are; "yours": a table's
-    device: str | None
-    dtype: str
     p_min: float  # top probability below which a draft stops; 0: it never does
     changes: tuple[str, ...]  # of the run's own question and step times, as --set takes them
 

@@ -77,7 +77,6 @@ class RunReport(Report):
 
     inputs: ReportInputs
     part: LogPart  # of the position log that sections read
-    whole_log: bool  # asked for
     pools: Sequence[DraftPool]  # of the rules that the verdict concerns
     judge: Judge
     others: Sequence[str]  # ids of the other rules to report on
@@ -160,18 +159,6 @@ def build_report(
     for draft in inputs.run.manifest.drafts if rules else ():  # not only when their section is shown
         DraftTotals(inputs.run, draft).require(rules or ())
     part = LogPart.of(run, inputs.documents, None if whole_log else limit_of(run))
-    return report_of(inputs, part, tuple(rules or run.rules), whole_log, changes)
-
-
-def report_of(
-    inputs: ReportInputs,
-    part: LogPart | None = None,
-    rules: Sequence[str] = (),
-    whole_log: bool = False,
-    changes: Sequence[str] = (),
-) -> RunReport:
-    """Return the report that answers what is asked of a run; the other arguments are those of `build_report`."""
-    part = part or LogPart(inputs.run, inputs.documents)
     question, run, documents = inputs.question, inputs.run, inputs.documents
     pools = list(draft_pools(inputs, inputs.deciding, spans=True))
     counts = Counter[str]()
@@ -188,10 +175,6 @@ def report_of(
         drafts=judge.drafts(),
         conditions=Conditions(
             concurrency=question.concurrency,
-            context=inputs.cost.context if inputs.cost else None,
-            engine=inputs.cost.engine if inputs.cost else None,
-            device=inputs.cost.device if inputs.cost else None,
-            dtype=facts.dtype,
             p_min=float(question.p_min),
             changes=tuple(changes),
         ),
@@ -201,8 +184,8 @@ def report_of(
         notes=report_notes(run, facts, pools, answer, traffic, inputs.cost, inputs.source, list(more)),
         alphaprof=__version__,
     )
-    others = tuple(rule for rule in dict.fromkeys(rules) if rule not in inputs.deciding)
-    return RunReport.of(report, inputs=inputs, part=part, whole_log=whole_log, pools=pools, judge=judge, others=others)
+    others = tuple(rule for rule in dict.fromkeys(rules or run.rules) if rule not in inputs.deciding)
+    return RunReport.of(report, inputs=inputs, part=part, pools=pools, judge=judge, others=others)
 
 
 def _run_facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:

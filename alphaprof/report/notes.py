@@ -42,8 +42,7 @@ def report_notes(
     own = source in TIMED  # else the run's own timing is nobody's business
     found = (
         *(each for each in run.manifest.warnings if own or concerns_of(each["code"]) != "own times"),
-        *_file_notes(facts, run),
-        *_document_notes(facts, run.manifest),
+        *_run_notes(facts, run),
         *_length_notes(facts, answer, traffic),
         *text_notes((item.domain, item.pool) for item in pools),
         *_near_ties(pools, facts.dtype),
@@ -54,8 +53,8 @@ def report_notes(
     return tuple(Note(**each) for each in found if each["code"] in NOTES)
 
 
-def _file_notes(facts: RunFacts, run: Run) -> Found:
-    """Return what is missing of the run or its files."""
+def _run_notes(facts: RunFacts, run: Run) -> Found:
+    """Yield what is missing of the run, of its files, and of the documents that were measured."""
     manifest, documents = run.manifest, facts.documents
     if not facts.complete:
         yield note("partial", documents=documents)
@@ -64,9 +63,6 @@ def _file_notes(facts: RunFacts, run: Run) -> Found:
     if not run.has_log and manifest.imported is None and manifest.shards:
         yield note("no_log")
 
-
-def _document_notes(facts: RunFacts, manifest: Manifest) -> Found:
-    """Return what is to know about the documents that were measured."""
     for code, left_out in (("skipped", manifest.skipped), ("truncated", manifest.truncated)):
         for reason, number in left_out.items():
             yield note(code, count=number, reason=reason, remedy=left_out_remedy(reason))

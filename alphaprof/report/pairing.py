@@ -29,8 +29,6 @@ from alphaprof.totals.pool import DocumentTotals, merged, pools
 Pools = dict[tuple[str, ...], DocumentTotals]  # by domain, kind of text, policy, settings and rule
 Totals = tuple[Array, Array]  # and counts, by independent unit, [units]
 
-DATE = 16  # tokens of a date
-
 
 @dataclass(frozen=True)
 class TextPair:
@@ -252,34 +250,11 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
         hint = "compare drafts on text of one kind: the same domains, sampling settings and max_new_tokens"
     else:
         problem = f"{runs} have no prompt in common"
-        hint = "profile both on the same data; --reuse-continuations measures another draft on the same text"
+        hint = "profile both on the same data (--reuse-continuations: on the same text); "
+        hint += "if a chat template writes today's date, set chat_options.date_string"
         if imported:
             hint = "log answers to the same prompts in both, with one tokenizer and chat template"
-        elif first.has_log and second.has_log and differ_alike(first.continuations(0), second.continuations(0)):
-            problem += ": they differ only in the same few tokens, as where a chat template writes today's date"
-            hint = 'set chat_options: {date_string: "..."} in the data of the profile, and profile both with it'
     return NotComparable(problem, hint)
-
-
-def differ_alike(first: pa.Table, second: pa.Table) -> bool:
-    """Return whether the prompts of the same rows of the data are the same but for one piece, which is the same in all
-    prompts of a table.
-    """
-    columns = ["source", "source_row", "prompt_ids"]
-    one, two = (
-        {row[:2]: row[2] for row in zip(*(table[name].to_pylist() for name in columns), strict=True)}
-        for table in (first, second)
-    )
-    pieces = set()
-    for row in one.keys() & two.keys():
-        before, after = one[row], two[row]
-        start = next(
-            (at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-        )
-        most = min(len(before), len(after)) - start
-        end = next((at for at in range(most) if before[-1 - at] != after[-1 - at]), most)
-        pieces.add((tuple(before[start : len(before) - end]), tuple(after[start : len(after) - end])))
-    return len(pieces) == 1 and len(one.keys() & two.keys()) > 1 and max(map(len, next(iter(pieces)))) <= DATE
 
 
 def _names_in_both(tables: Sequence[pa.Table], column: str) -> str:

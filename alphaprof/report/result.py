@@ -17,7 +17,8 @@ from alphaprof.report.answer import AtConcurrency, GammaResult, Result, SpanAcce
 from alphaprof.report.verdict import Decision, Pair, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.run.manifest import DraftFacts
-from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, quantile, ratio
+from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.student import quantile
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals, SpanTotals
 
@@ -63,6 +64,7 @@ def build_result(
     greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
     decides = decisive == rule.id
+    pairs = (pool["pairs"], pool["pairs_first"], pool["pairs_second"], pool["pairs_both"])
     at_best = next((item for item in by_gamma if item.gamma == best), None)
     return Result(
         domain=key.domain,
@@ -93,8 +95,15 @@ def build_result(
         near_ties=float(pool["near_ties"].sum()) / positions if pool.observed and pool.sampling is None else None,
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
         self_check=self_check(pool) if sampled and pool.defined else None,
-        burstiness=_burstiness(pool, question.confidence),
-        spans={name: _of_span(totals, question.confidence) for name, totals in spans.items()},
+        # Unknown for lossy rules, whose next position is another.
+        burstiness=None if np.isnan(pairs[1]).any() else autocorrelation(pool.cluster, pairs, question.confidence),
+        spans={
+            name: SpanAcceptance(
+                int(totals.positions.sum()),
+                pooled_share(totals.cluster, totals.accepted, totals.proposals, question.confidence),
+            )
+            for name, totals in spans.items()
+        },
         gammas=by_gamma,
         chosen=question.chooses([(key.draft, gamma) for gamma in key.facts.lengths(question.gammas(gammas))]),
         load=load,
@@ -163,20 +172,6 @@ def self_check(pool: DocumentTotals) -> Interval | None:
     mean = ratio(difference, counts)
     half = quantile((1 + SELF_CHECK_CONFIDENCE) / 2, mean.freedom) * mean.stderr
     return Interval(mean.value, mean.value - half, mean.value + half)
-
-
-def _burstiness(pool: DocumentTotals, confidence: float) -> Interval | None:
-    """Return the lag-1 autocorrelation of acceptance; unknown for lossy rules, whose next position is another."""
-    sums = (pool["pairs"], pool["pairs_first"], pool["pairs_second"], pool["pairs_both"])
-    if np.isnan(sums[1]).any():
-        return None
-    return autocorrelation(pool.cluster, sums, confidence)
-
-
-def _of_span(totals: SpanTotals, confidence: float) -> SpanAcceptance:
-    """Return acceptance in the spans of one name."""
-    alpha = pooled_share(totals.cluster, totals.accepted, totals.proposals, confidence)
-    return SpanAcceptance(int(totals.positions.sum()), alpha)
 
 
 def _gamma(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -13,11 +13,10 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import UNTIMED, StepTimes, Timing, free_draft, without_draft
-from alphaprof.costs.speedup import Decoded, Domain, Mix, Speedup, parts_of, spent_and_base
+from alphaprof.costs.speedup import Domain, Mix, Speedup, parts_of, spent_and_base
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.render.format import short
 from alphaprof.report.answer import Answer, AtConcurrency, AtGamma, DomainAnswer, DraftAnswer, OnFor, Traffic
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.speeds import by_concurrency, deciding_interval, pays_up_to, tokens_interval
 from alphaprof.report.verdict import (
     AUTO,
@@ -367,39 +366,6 @@ def basis(
     observed = Mix(tuple(domain for domain, weight in weights.items() if weight > 0), None, evidence.strata)
     mix = Mix.of(weights) if question.weights is not None else observed
     return costs, timing, candidates, mix, weights
-
-
-@dataclass(frozen=True)
-class Tried:
-    """Drafts that draft otherwise than the run asks, on the whole traffic and all documents."""
-
-    candidates: Pools
-    mix: Mix
-    timing: Timing
-
-    @classmethod
-    def of(cls, inputs: ReportInputs, drafts: Sequence[str]) -> Tried | None:
-        """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, no domain has
-        rounds, or one has none that has a weight.
-        """
-        inputs = replace(inputs, question=inputs.question.model_copy(update={"draft": AUTO}))
-        evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, drafts)))
-        evidence = replace(evidence, candidates={draft: evidence.candidates[draft] for draft in drafts})
-        _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
-        if why_undecidable(weights, evidence, next(iter(candidates.values()))):
-            return None
-        needed = any if mix.weights is None else all  # as drawn, a domain without rounds adds nothing
-        have_rounds = all(needed(pools[domain]["tokens"].any() for domain in mix.domains) for pools in candidates.values())
-        return cls(candidates, mix, timing) if have_rounds else None
-
-    def tokens_per_round(self, draft: str, gamma: int) -> float:
-        """Return tokens per round of a draft at one γ."""
-        return self.mix.value(decoded(self.candidates, (draft, gamma), {draft: free_draft(gamma)}, self.mix)) or 0.0
-
-    def rounds(self, draft: str, gamma: int) -> list[Decoded]:
-        """Return how each domain is decoded, by the step times; empty without any."""
-        times = self.timing.times
-        return decoded(self.candidates, (draft, gamma), times, self.mix) if draft in times else []
 
 
 def _pooled_acceptance(pools: Sequence[DocumentTotals], gamma: int, confidence: float) -> Interval | None:

@@ -21,7 +21,8 @@ from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, parts
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.run.manifest import DraftFacts
-from alphaprof.stats.estimate import Interval, distinct, probability
+from alphaprof.stats.estimate import Interval, distinct
+from alphaprof.stats.student import probability
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
 
@@ -254,8 +255,11 @@ def judge(
     domain, a draft alone, at any concurrency.
     """
     options = question.options(candidates, gammas, timing)
+    if not options and not question.options(candidates, gammas):
+        return None, no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
     if not options:
-        return None, _no_options(candidates, question, gammas)
+        least = min(question.gammas(gammas))
+        return None, no_decision(f"step times do not reach gamma {least}: that takes steps over {least + 1} tokens")
     chooses = question.chooses(options)
     if lacking := timing.lacks(candidates):
         return (None if chooses else options[0]), no_decision(without_times([], lacking))
@@ -277,14 +281,6 @@ def judge(
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
     return best, replace(decision, reason=reason)
-
-
-def _no_options(candidates: Pools, question: Question, gammas: Sequence[int]) -> Decision:
-    """Return an undecided decision without a draft and γ, because there are no rounds or no step times for them."""
-    if not question.options(candidates, gammas):
-        return no_decision(f"no draft has rounds of {question.gamma} speculative tokens")
-    least = min(question.gammas(gammas))
-    return no_decision(f"step times do not reach gamma {least}: that takes steps over {least + 1} tokens")
 
 
 @dataclass(frozen=True)
@@ -366,7 +362,9 @@ def decide(
     middle = f" ({MIDDLE})" if speedup.doubt else ""
     on = f"speedup {speedup.value:.2f}x{middle} on {speedup.documents} independent documents"
     if not speedup.tells:
-        reason = _too_few(speedup.documents) if verdict == "UNDECIDED" else by_times_alone(verdict, min_speedup)
+        side = "above" if verdict == "GO" else "below"  # which needs no document
+        reason = f"at any acceptance, these step times keep the speedup {side} {min_speedup:g}"
+        reason = _too_few(speedup.documents) if verdict == "UNDECIDED" else reason
     elif verdict == "GO":
         reason = f"{on}, and its {level} lower bound {lower} reaches {min_speedup:g}"
     elif verdict == "NO-GO":
@@ -378,12 +376,6 @@ def decide(
     if speedup.tells and decision.disagreement:
         decision = replace(decision, reason=f"{reason}; {decision.disagreement}")
     return decision
-
-
-def by_times_alone(verdict: VerdictName, min_speedup: float) -> str:
-    """Return why a verdict needs no document."""
-    side = "above" if verdict == "GO" else "below"
-    return f"at any acceptance, these step times keep the speedup {side} {min_speedup:g}"
 
 
 def _too_few(documents: int) -> str:

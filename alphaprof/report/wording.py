@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
 
 from alphaprof.costs.cost_model import Cost
 from alphaprof.render import format as fmt
@@ -13,24 +12,6 @@ from alphaprof.report.build import Report, RunReport
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import DraftFacts
 
-
-class OfKind(Protocol):
-    """What concerns one kind of text, whatever its domain."""
-
-    @property
-    def continuation(self) -> str:
-        """How the text came about."""
-
-    @property
-    def sampling(self) -> dict[str, float] | None:
-        """What it was drawn with, if anything."""
-
-    @property
-    def on_policy(self) -> bool:
-        """Whether the target produced it."""
-
-
-Tenth = TypeVar("Tenth", bound=OfKind)
 FEW = 20  # drafts: a share of fewer says little
 FEW_MARK = "'"
 MARKS = {
@@ -129,12 +110,3 @@ def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
             name += "\N{PRIME}"
         names[name] = same
     return names
-
-
-def by_kind(deciles: Sequence[Tenth]) -> dict[str, list[Tenth]]:
-    """Group tenths by kind of text, under what a title adds for each kind: nothing if there is one."""
-    kinds: dict[str, list[Tenth]] = {}
-    for item in deciles:
-        off = "" if item.on_policy else ", off-policy"
-        kinds.setdefault(f" ({fmt.text_kind(item.continuation, item.sampling)}{off})", []).append(item)
-    return kinds if len(kinds) > 1 else {"": list(deciles)}

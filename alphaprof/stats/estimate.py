@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+
+from alphaprof.stats.student import probability, quantile
 
 Array = np.ndarray[Any, Any]
 CONTROL_DOCUMENTS = 10  # fewest documents for which a control variate is fitted
@@ -277,20 +278,6 @@ def _counts(clusters: Array) -> bool:
     return bool(clusters.dtype.kind == "i" and clusters.min() >= 0 and clusters.max() < SPARSE * len(clusters))
 
 
-def quantile(probability: float, freedom: float) -> float:
-    """Quantile of Student's t, with infinite `freedom` of the normal distribution; infinite without a degree of freedom."""
-    if math.isinf(freedom):
-        return float(ndtri(probability))
-    return float(stdtrit(freedom, probability)) if freedom > 0 else math.inf
-
-
-def probability(value: float, freedom: float) -> float:
-    """Return the probability that Student's t is at most `value`, with infinite `freedom` the normal one; 0 without any."""
-    if math.isinf(freedom):
-        return float(ndtr(value))
-    return float(stdtr(freedom, value)) if freedom > 0 else 0.0
-
-
 def rank_correlation(first: Array, second: Array) -> tuple[float, float]:
     """Spearman's rank correlation of two columns [n] and its two-sided p-value by t; 0 and 1 if there is none to tell."""
     ordered = [np.sort(each) for each in (first, second)]
@@ -300,7 +287,7 @@ def rank_correlation(first: Array, second: Array) -> tuple[float, float]:
         return 0.0, 1.0
     value, freedom = float(np.corrcoef(ranks)[0, 1]), len(first) - 2
     t = abs(value) * math.sqrt(freedom / max(1 - value**2, NO_SPREAD))
-    return value, float(2 * stdtr(freedom, -t))
+    return value, 2 * probability(-t, freedom)
 
 
 def share_interval(estimate: Ratio, confidence: float) -> Interval:

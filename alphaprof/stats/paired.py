@@ -7,17 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alphaprof.stats.estimate import (
-    NO_SPREAD,
-    Array,
-    Interval,
-    Ratio,
-    by_cluster,
-    distinct,
-    influences,
-    quantile,
-    ratio,
-)
+from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, Ratio, by_cluster, distinct, influences, ratio
+from alphaprof.stats.student import quantile
 
 FAR = 0.225  # share of the possible range by which a unit that differs is taken to differ: decisions/019
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -134,6 +135,11 @@ class TextGroup:
     def on_policy(self) -> bool:
         """Whether the target produced the text."""
         return bool(self.policy)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What tells it from others."""
+        return {name: getattr(self, name) for name in ("domain", "continuation", "sampling", "on_policy")}
 
     def share(self, totals: Array, counts: Array, confidence: float) -> Interval | None:
         """Estimates sum(totals) / sum(counts), [documents of the table], over this text as a share; None if nothing was

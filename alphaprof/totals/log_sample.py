@@ -16,7 +16,7 @@ from alphaprof.totals.documents import Documents
 
 LEAST, SHARE, MOST = 32_768, 30, 250_000  # positions of a draft that are read of a large log, but for what texts need
 ENOUGH = 20  # documents of every kind of text, or all where there are fewer
-AXES = {"margin": "target_margin", "entropy": "target_entropy"}  # what makes a position easy or hard, and its column
+MARGIN = "target_margin"  # what makes a position easy or hard
 SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
 
 
@@ -45,8 +45,8 @@ class LogPart:
         return cls(view, documents.take(np.flatnonzero(np.isin(_shard_of(run), chosen))))
 
     @cached_property
-    def edges(self) -> dict[str, Array]:
-        """Between the tenths of all positions. They follow from the target alone, which the log of every draft holds."""
+    def edges(self) -> Array:
+        """Between tenths of all positions. They follow from the target alone, which the log of every draft holds."""
         return decile_edges(self.run, next(iter(self.run.manifest.drafts)))
 
 
@@ -95,15 +95,11 @@ def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[s
     return {name: array_of(table[name]) for name in names}
 
 
-def decile_edges(run: Run, draft: str) -> dict[str, Array]:
-    """Return the nine values of each axis between its deciles, over all positions: each is the least value of the tenth
-    above it. Fewer where some of them are equal, or equal to the least of all values, below which there is nothing.
+def decile_edges(run: Run, draft: str) -> Array:
+    """Return the nine margins between deciles, over all positions: each is the least one of the tenth above it. Fewer where
+    some of them are equal, or equal to the least of all, below which there is nothing.
     """
     stride = 1 + run.manifest.positions // SAMPLE
-    names, edges = list(AXES.values()), {}
-    parts = [{name: columns[name][::stride] for name in names} for columns, _ in shards(run, draft, names)]
-    for axis, name in AXES.items():
-        values = np.concatenate([part[name] for part in parts])
-        between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
-        edges[axis] = between[between > values.min()]
-    return edges
+    values = np.concatenate([columns[MARGIN][::stride] for columns, _ in shards(run, draft, [MARGIN])])
+    between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
+    return np.asarray(between[between > values.min()])

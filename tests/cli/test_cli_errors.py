@@ -158,7 +158,7 @@ ERRORS: list[tuple[str, int, str, str]] = [
     ("report damaged", 6, "is damaged", "profile"),
     (f"report {LONG}", 6, "", ""),
     ("report run --replay llamacpp", 2, "alphaprof report --replay was removed", "leave it out"),
-    ("report run --out answer.pdf", 2, "cannot write answer.pdf: this command writes no .pdf files", ".csv, .svg or .png"),
+    ("report run --out answer.pdf", 2, "cannot write answer.pdf: this command writes no .pdf files", ".json, .svg or .png"),
     ("check run --out a.json --out answer.svg", 2, "this command writes no .svg files", ".txt, .md, .html, .json or .xml"),
     ("report run --out answer", 2, "cannot write answer: the suffix decides the format", "end the name in .txt, "),
     (
@@ -167,7 +167,7 @@ ERRORS: list[tuple[str, int, str, str]] = [
         "--show chooses what terminal, md and json hold; png is one figure",
         "leave out",
     ),
-    ("report run --format csv --show drafts", 2, "--show chooses what terminal, md and json hold", "leave out --show"),
+    ("report run --out answer.svg --show drafts", 2, "--show chooses what terminal, md and json hold", "leave out --show"),
     ("compare run:none run:small", 2, "none", ""),
     ("check run --min-alpha many", 2, "many", ""),
     ("export run:small --to rates --domain none", 2, "none", ""),

@@ -19,10 +19,13 @@ import pytest
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.engines import WRITERS, export
 from alphaprof.commands.export.formats import ABOUT, RATES, TEXTS
-from alphaprof.commands.export.rates import GammaRates, export_rates
-from alphaprof.commands.export.scope import Depths, pooled_depths, scope_of
+from alphaprof.commands.export.rates import GammaRates, by_depth, export_rates, rates_at
+from alphaprof.commands.export.scope import scope_of
+from alphaprof.costs.rounds import free_draft
+from alphaprof.costs.speedup import speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import build_report
+from alphaprof.report.result import counted
 from alphaprof.report.serving import PASTED
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import Run, RunDraft
@@ -204,17 +207,15 @@ def test_domains_count_by_the_shares_of_tokens_that_the_decision_gives_them(run:
 
 # Ten rounds, eight of them with a proposal: four accept a first draft, two a second and one a third. Of the four one had no
 # second draft to test, and of the two one was at the end of its text.
-HAND = Depths(10.0, 8.0, 22.0, (8.0, 3.0, 1.0), (4.0, 2.0, 1.0))
-
-
 def test_rates_by_hand() -> None:
-    assert HAND.marginal_full == pytest.approx((1 / 2, 1 / 3, 1 / 3))
-    assert HAND.marginal_all == (0.4, 0.2, 0.1)
-    assert HAND.conditional == pytest.approx((1 / 2, 2 / 3, 1))
-    assert HAND.conditional_all == (0.4, 0.5, 0.5)
-    none = Depths(4.0, 4.0, 12.0, (4.0, 2.0, 0.0), (2.0, 0.0, 0.0))
-    assert none.conditional_all == (0.5, 0.0, 0.0)
-    assert none.marginal_full == (0.5, 0.0, 0.0)
+    found = by_depth(10.0, np.array([8.0, 3.0, 1.0]), np.array([4.0, 2.0, 1.0]))
+    assert found["marginal_full"] == pytest.approx((1 / 2, 1 / 3, 1 / 3), abs=CLOSE)
+    assert found["marginal_all"] == (0.4, 0.2, 0.1)
+    assert found["conditional"] == pytest.approx((1 / 2, 2 / 3, 1), abs=CLOSE)
+    assert found["conditional_all"] == (0.4, 0.5, 0.5)
+    none = by_depth(4.0, np.array([4.0, 2.0, 0.0]), np.array([2.0, 0.0, 0.0]))
+    assert none["conditional_all"] == (0.5, 0.0, 0.0)
+    assert none["marginal_full"] == (0.5, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("own", "other"), [("vLLM", "SGLang"), ("SGLang", "vLLM")])
@@ -270,9 +271,10 @@ def test_few_documents_of_expectations_are_those_of_the_dynamic_program_counted_
         ratio = text["draft_token_prob"].astype(float) / text["target_token_prob"].astype(float)
         rounds += expected_rounds_of(ratio.clip(upper=1).tolist(), text["proposed"].tolist(), 2)
         tokens += len(text) - 1
-    found = pooled_depths(scope_of(RunDraft(mixed, "small"), RATES, "lossless", 2, "story"), 2)
-    assert found.rounds == pytest.approx(rounds, abs=1e-3)
-    assert 1 < tokens / rounds <= 1 + sum(found.marginal_all)
+    scope = scope_of(RunDraft(mixed, "small"), RATES, "lossless", 2, "story")
+    counts = scope.pools["story"].counts(2)
+    assert counted(scope.pools["story"], 2, speedup([counts], [1.0], free_draft(2)))[0] == pytest.approx(rounds, abs=1e-3)
+    assert 1 < tokens / rounds <= 1 + sum(rates_at(scope, 2).marginal_all)
 
 
 def test_the_rule_and_the_gamma_are_those_of_the_reports_verdict(run: Run, mixed: Run) -> None:

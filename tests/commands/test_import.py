@@ -422,7 +422,7 @@ def pair(simulated: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run,
 def test_what_an_engine_does_not_tell_is_null_and_said(pair: tuple[Run, Run]) -> None:
     run, report = pair[0], build_report(pair[0])
     content = as_json(report)
-    for result in content["sections"]["drafts"]["results"]:
+    for result in content["sections"]["drafts"]:
         unknown = ("alpha", "coverage", "mismatches", "near_ties", "impossible", "self_check")
         assert {name: result[name] for name in unknown} == dict.fromkeys(unknown)
         assert [item["gamma"] for item in result["gammas"]] == [3]
@@ -453,7 +453,7 @@ def test_step_times_of_a_table_turn_rounds_into_a_speedup(pair: tuple[Run, Run],
         *("report", pair[0].path, "--set", "costs.source=table", "--set", f"costs.path={table}", "--format", "json")
     )
     content = json.loads(result.stdout)
-    code = next(item for item in content["sections"]["drafts"]["results"] if item["domain"] == "code")
+    code = next(item for item in content["sections"]["drafts"] if item["domain"] == "code")
     (item,) = code["gammas"]
     assert item["break_even_length"] == pytest.approx((3 * 1 + 11) / 10)
     assert item["speedup"]["value"] == pytest.approx(item["tokens_per_round"]["value"] / 1.4)

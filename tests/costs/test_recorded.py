@@ -153,7 +153,10 @@ def figures(seed: int) -> dict[str, list[float]]:
         "time_shares": (steps / steps.sum()).tolist(),
         "total_times": [*total_times(counts, times)],
         "doubtful_time": [doubtful_time(counts, times)],
-        "ends": [mix.slowest(ways[0]) or 0.0, mix.fastest(ways[0]) or 0.0, mix.value(ways[0]) or 0.0],
+        "ends": [
+            *(mix.value([(counts.ends[end], times) for counts, times in ways[0]]) or 0.0 for end in (1, 0)),
+            mix.value(ways[0]) or 0.0,
+        ],
         "alone": said(speedup([domains[0][1]], [1.0], whole[0])),
         "as weighted": said(speedup(domains[0], list(shares), whole[0])),
         "mixed": said(mix.routed(ways[0])),

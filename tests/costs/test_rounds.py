@@ -16,7 +16,7 @@ from alphaprof.costs.speedup import Mix, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import median_error, step_times
 from alphaprof.report.notes import timing_notes
-from alphaprof.stats.estimate import quantile
+from alphaprof.stats.student import quantile
 from alphaprof.totals.replay import RoundCounts
 
 Array = np.ndarray[Any, Any]

@@ -88,20 +88,10 @@ def test_every_round_is_that_of_a_decoder_with_both_drafts(run: Run, tiny: Path,
     assert by_lookup > 5
 
 
-def test_a_report_judges_it_beside_its_parts_and_says_whether_it_is_ahead(run: Run) -> None:
+def test_a_report_judges_it_beside_its_parts(run: Run) -> None:
     report = build_report(run)
     assert report.run.drafts == ("close", "ngram", "both")
     assert {item.answer.draft for item in report.drafts} == {"close", "ngram", "both"}
-    (curve,) = report.section("gammas").hybrids
-    assert {item.min_match for item in curve.results} == {1, 2, 3}
-    assert curve.part in ("close", "ngram")
-    (own,) = (item for item in curve.results if (item.min_match, item.gamma) == (2, 4))
-    result = next(item for item in report.results if item.draft == "both" and item.rule == "strict")
-    (at_four,) = (item for item in result.gammas if item.gamma == 4)
-    assert at_four.tokens_per_round is not None
-    assert own.tokens_per_round == pytest.approx(at_four.tokens_per_round.value)
-    assert at_four.speedup is not None
-    assert own.speedup == pytest.approx(at_four.speedup.value)
 
 
 def test_an_old_log_answers_for_a_hybrid(run: Run) -> None:
@@ -137,5 +127,7 @@ def test_draft_steps_are_paid_by_rounds_that_run_them(run: Run) -> None:
     more = max(cost.draft_after_full_ms["close"] - cost.draft_ms["close"], 0.0)  # of each token that a first step reads
     steps += totals["read_by_model_2"].sum() * more
     assert totals["read_by_model_2"].sum() > 0
-    (own,) = (item for item in report.section("gammas").hybrids[0].results if (item.min_match, item.gamma) == (2, 2))
-    assert own.speedup == pytest.approx(totals["tokens"].sum() * one / (verify + search + kept + steps), rel=1e-6)
+    result = next(item for item in report.results if item.draft == "both" and item.rule == "strict")
+    (own,) = (item.speedup for item in result.gammas if item.gamma == 2)
+    assert own is not None
+    assert own.value == pytest.approx(totals["tokens"].sum() * one / (verify + search + kept + steps), rel=1e-6)

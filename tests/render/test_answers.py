@@ -17,7 +17,7 @@ from alphaprof.commands.importing.counters import CountedRounds, Counters
 from alphaprof.commands.latency import Latency
 from alphaprof.profiling.engine.server import ServerTraffic
 from alphaprof.render.answer import Answer, answer_text
-from alphaprof.render.blocks import Table, Verbatim
+from alphaprof.render.blocks import Table
 from tests.report.test_report_costs import timed
 from tests.reporting import HOSTILE
 from tests.synthetic import Recipe, write_run
@@ -56,14 +56,6 @@ def test_every_format_holds_every_cell(name: str, tmp_path: Path, monkeypatch: p
         assert [word for word in words if word.isalnum() and word not in text] == [], form
 
 
-def test_what_is_pasted_into_a_bug_report_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    first, block = ANSWERS["doctor"](Path()).blocks()
-    assert isinstance(block, Verbatim)
-    assert answer_text(ANSWERS["doctor"](Path()), "terminal").splitlines() == [first, *block.lines]
-    assert [f"    {line}" for line in block.lines] == answer_text(ANSWERS["doctor"](Path()), "md").splitlines()[2:]
-
-
 def test_long_words_fold_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path in a cell does not push the other columns off the screen."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -73,7 +65,7 @@ def test_long_words_fold_in_narrow_terminals(monkeypatch: pytest.MonkeyPatch) ->
 
 
 FILES = {"txt": "terminal", "md": "md", "html": "html", "json": "json"}
-OF_REPORTS = FILES | {"csv": "csv", "svg": "svg", "png": "png"}
+OF_REPORTS = FILES | {"svg": "svg", "png": "png"}
 WRITES = (
     ("report {run}", OF_REPORTS),
     ("check {run}", FILES | {"xml": "junit"}),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import csv
 import dataclasses
-import io
 import re
 from pathlib import Path
 from string import Formatter
@@ -19,13 +17,13 @@ from alphaprof.render import format as fmt
 from alphaprof.render.answer import answer_text
 from alphaprof.report.answer import Note, OnFor
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.report.formats.first_screen import ALONE, CSV, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.formats.first_screen import ALONE, FirstScreen, first_screen
 from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.report.sections import verdict
 from alphaprof.run.notes import NOTES, REMARKS
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
-from tests.reporting import as_first_screen, changed, only, reported
+from tests.reporting import as_first_screen, changed, only
 from tests.synthetic import Domain, Recipe, write_run
 
 ALPHAS = (0.85, 0.6, 0.5, 0.3, 0.75, 0.65, 0.4, 0.55, 0.52, 0.82, 0.33, 0.45)
@@ -214,18 +212,6 @@ def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: 
     assert "notes (2 more)" in screen.more
 
 
-def test_the_one_table_as_csv_has_every_digit(two: Run) -> None:
-    report = build_report(two)
-    rows = list(csv.DictReader(io.StringIO(first_screen_csv(report))))
-    assert tuple(rows[0]) == CSV
-    assert [row["domain"] for row in rows] == [*(item.answer.domain for item in report.domains), ""]
-    assert [row["scope"] for row in rows] == ["domain", "domain", "traffic"]
-    for row, item in zip(rows, report.domains, strict=False):
-        assert [float(row[name]) for name in ("speedup", "low", "high")] == list(dataclasses.astuple(item.answer.speedup))
-        assert (row["draft"], int(row["gamma"]), float(row["share"])) == (item.answer.draft, item.answer.gamma, item.share)
-    assert float(rows[-1]["speedup"]) == report.answer.speedup.value if report.answer.speedup else False
-
-
 def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Run) -> None:
     report = asked(two, "costs.source=none")
     text = as_first_screen(report)
@@ -244,13 +230,6 @@ def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> 
     assert "1.12x [1.10, 1.15]" in first_screen(reached).about[0]
 
 
-def test_a_name_in_csv_is_no_formula_and_no_control_character(tmp_path: Path) -> None:
-    names = ['=cmd|"/c calc"!A1', "@team", "\x1b[31mred", "-1"]
-    report = reported(tmp_path, Recipe(domains={name: Domain() for name in names}))
-    rows = list(csv.DictReader(io.StringIO(first_screen_csv(report))))
-    assert {row["domain"] for row in rows} == {"'" + names[0], "'@team", "\\x1b[31mred", "'-1", ""}
-
-
 def test_every_note_is_raised_with_the_facts_that_its_texts_name() -> None:
     """In the sources: each call of `note` with a code, against the table."""
     raised, known = set(), {**NOTES, **REMARKS}
@@ -264,15 +243,15 @@ def test_every_note_is_raised_with_the_facts_that_its_texts_name() -> None:
     assert raised | {"truncated"} == set(known)
 
 
-@pytest.mark.parametrize("form", ["terminal", "md", "html", "csv", "json"])
+@pytest.mark.parametrize("form", ["terminal", "md", "html", "json"])
 def test_every_format_draws_a_verdict_that_holds_for_its_domain_alone(form: str, two: Run) -> None:
     report = build_report(two, config=changed_question(two.manifest.config, ["decision.min_speedup=0.1"]))
     assert {item.answer.verdict for item in report.domains} == {"GO"}
     alone = [dataclasses.replace(item, adjusted="UNDECIDED") for item in report.domains]
     text = answer_text(ReportAnswer(changed(report, domains=tuple(alone)), ()), form)
-    marked = {"terminal": "GO*", "md": r"GO\*", "html": "GO*", "csv": "GO", "json": '"adjusted": "UNDECIDED"'}[form]
+    marked = {"terminal": "GO*", "md": r"GO\*", "html": "GO*", "json": '"adjusted": "UNDECIDED"'}[form]
     assert text.count(marked) >= len(alone)
-    assert ("for all 2 domains together" in text) == (form not in ("csv", "json"))
+    assert ("for all 2 domains together" in text) == (form != "json")
 
 
 def test_it_says_what_would_settle_domains_and_which_drafts_reach_the_threshold_nowhere(two: Run) -> None:

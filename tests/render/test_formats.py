@@ -128,10 +128,10 @@ def wrong(report: Any) -> dict[str, Any]:
         change(found[name])
 
     def gamma(content: Any) -> Any:
-        return content["sections"]["drafts"]["results"][0]["gammas"][0]
+        return content["sections"]["drafts"][0]["gammas"][0]
 
     changed("another format", lambda content: content.update(format="alphaprof-check"))
-    changed("a field less", lambda content: content["sections"]["drafts"]["results"][0].pop("coverage"))
+    changed("a field less", lambda content: content["sections"]["drafts"][0].pop("coverage"))
     changed("another verdict", lambda content: content["answer"].update(verdict="MAYBE"))
     changed("not a number", lambda content: gamma(content)["speedup"].update(high="nan"))
     changed("a null that cannot be", lambda content: content["answer"].update(documents=None))

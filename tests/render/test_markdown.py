@@ -15,7 +15,6 @@ from alphaprof.cli.app import app
 from alphaprof.render.blocks import OUTCOMES, Table
 from alphaprof.render.markdown import SIGNS, escaped
 from alphaprof.report.build import build_report
-from alphaprof.report.formats import text as texts
 from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.sections import NAMES
 from alphaprof.run.reader import Run
@@ -45,14 +44,14 @@ def read(line: str) -> str:
 
 def table_of(text: str) -> list[list[str]]:
     """The cells of the one table, as its readers see them."""
-    lines = text.split("<details>")[0].splitlines()
+    lines = text.splitlines()
     return [[read(cell.replace("\0", "|")) for cell in cells(line)] for line in lines if line.startswith("| ")]
 
 
 def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     report = build_report(run)
     text = as_markdown(report)
-    told = [read(line) for line in text.split("<details>")[0].splitlines()]
+    told = [read(line) for line in text.splitlines()]
     screen, whole, verdict = first_screen(report), report.answer.speedup, report.answer.verdict
     assert told[0].startswith(f"## {SIGNS[OUTCOMES[verdict]]} {verdict}: small overall, 3 speculative tokens: ")
     assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}] with Hugging Face, threshold 1.1x" in told[0]
@@ -73,27 +72,25 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     assert sorted(row[0] for row in rows) == ["all traffic", "a|b <i>", "code"]
     assert rows[-1][0] == "all traffic"
     assert "| a\\|b &lt;i\\> |" in text
-    first = text.split("<details>")[1].splitlines()
-    notes = [html.unescape(line.replace("\\", "")) for line in first if "- " in line[:4]]
-    assert notes == [line for note in report.notes for line in (f"- note: {note.message}", f"  - {note.remedy}")]
+    assert [line for line in screen.notes if f"- {line}" not in told] == []
 
 
 def test_names_mean_nothing_but_themselves(tmp_path: Path) -> None:
     """No markup, emoji, link or broken table, in the domains of one report."""
     names = [*HOSTILE.values(), "https://evil.example/x", "www.evil.example"]
     report = reported(tmp_path, Recipe(domains={name: Domain(documents=4) for name in names}))
-    table, *sections = as_markdown(report).split("<details>")
+    table, whole = as_markdown(report), as_markdown(report, "all")
     assert not re.search(r"(?<!\\):\w+:|https://|www\.evil", table)
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     assert {row.split(" | ")[0] for row in rows[1:-1]} == {
         f"| {escaped(str(item.answer.domain))}" for item in report.domains
     }
-    assert "<script" not in "".join([table, *sections])
-    for part in re.split(r"\n\n", "".join([table, *sections])):
+    assert "<script" not in whole
+    for part in re.split(r"\n\n", whole):
         rows = [line for line in part.splitlines() if line.startswith("|")]
         assert len({len(cells(line)) for line in rows}) <= 1
         assert rows in ([], part.strip("\n").splitlines())  # empty lines around every table
-    assert all(char.isprintable() or char == "\n" for char in "".join([table, *sections]))
+    assert all(char.isprintable() or char == "\n" for char in whole)
 
 
 def called(run: Run, *arguments: str) -> str:
@@ -103,7 +100,7 @@ def called(run: Run, *arguments: str) -> str:
 def test_the_commands_print_it(run: Run) -> None:
     assert called(run, "report", "--format", "md") == as_markdown(build_report(run))
     text = called(run, "check", "--min-alpha", "0.6", "--format", "md")
-    assert text.startswith("## ❌ FAIL  a\\|b &lt;i\\>: alpha ")
+    assert text.startswith("## ❌ FAIL  alpha of a\\|b &lt;i\\> below the threshold")
     rows = [cells(line) for line in text.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[1:]] == ["code", "a\0b &lt;i\\>"]
     assert [row[-1] for row in rows[1:]] == ["✅ PASS", "❌ FAIL"]
@@ -119,34 +116,16 @@ def test_junit_has_a_case_a_threshold(run: Run) -> None:
     assert failed[0].tag == "failure"
 
 
-def titles(text: str) -> list[str]:
-    return re.findall(r"<summary>(.*)</summary>", text)
-
-
-def test_every_section_is_folded_below_the_table_the_notes_first(run: Run) -> None:
-    """A parser of Markdown finds all of their tables, and no other markup than the folds and line breaks."""
+def test_sections_that_are_asked_for_stand_below_the_table(run: Run) -> None:
+    """A parser of Markdown finds all of their tables, and no other markup than line breaks."""
     report = build_report(run)
-    text = as_markdown(report)
+    text = as_markdown(report, "all")
+    assert text.startswith(as_markdown(report))
     filled = [(title, blocks) for title, blocks, empty in map(report.drawn, NAMES) if not empty]
-    assert titles(text)[0] == "What to know before trusting the numbers"
-    assert sorted(titles(text)) == sorted(title[:1].upper() + title[1:] for title, _ in filled)
+    assert re.findall(r"^### (.*)", text, re.MULTILINE) == [title[:1].upper() + title[1:] for title, _ in filled]
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     tables = sum(isinstance(block, Table) for _, blocks in filled for block in blocks)
     assert [token.type for token in tokens].count("table_open") == 1 + tables > 5
     inside = [child for token in tokens for child in token.children or () if child.type == "html_inline"]
-    assert {token.content.split("\n")[0] for token in tokens if token.type == "html_block"} == {"<details>", "</details>"}
+    assert [token for token in tokens if token.type == "html_block"] == []
     assert {child.content for child in inside} <= {"<br>"}
-    assert text.count("<details>") == text.count("</details>") == len(filled)
-
-
-def test_what_a_comment_cannot_hold_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = build_report(run)
-    whole = as_markdown(report)
-    monkeypatch.setattr(texts, "COMMENT", len(whole) - 1)
-    text = as_markdown(report)
-    left = sorted(set(titles(whole)) - set(titles(text)))
-    assert left
-    named = re.findall(r"Too long for a comment on GitHub: (.*)\. `alphaprof report --show NAME`", text)[0].split(", ")
-    assert left == sorted(title[:1].upper() + title[1:] for title, *_ in map(report.drawn, named))
-    assert "What to know before trusting the numbers" not in left
-    assert len(text) < len(whole) + 100

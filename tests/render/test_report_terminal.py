@@ -128,7 +128,7 @@ def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path
     assert max(map(cell_len, text.splitlines())) <= 100
     rendered = render_json(found)
     assert rendered.isascii()
-    assert {result["domain"] for result in json.loads(rendered)["sections"]["drafts"]["results"]} == set(domains)
+    assert {result["domain"] for result in json.loads(rendered)["sections"]["drafts"]} == set(domains)
 
 
 def text(domain: str, continuation: str, *settings: float) -> SimpleNamespace:

@@ -93,7 +93,7 @@ def test_all_is_every_section_that_has_something_in_the_order_of_the_table(whole
         assert head.count("\n") == 1
         assert f"run {report.run.path} (complete)" in head
     assert empty_of(whole) == ["load"]
-    assert empty_of(bare) == ["rules", "load", "context", "requests", "times", "wiring", "documents"]
+    assert empty_of(bare) == ["rules", "load", "context", "requests", "times", "wiring"]
 
 
 def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: RunReport, bare: RunReport) -> None:
@@ -149,13 +149,12 @@ def test_a_section_that_fails_says_so_in_its_place_and_the_answer_stands(
     assert printed() == whole["terminal"]
     assert printed("--show", "context").endswith(f"\ncontext: {context.TITLE}\n\nerror: {error}\nhint: {hint}\n")
     assert printed("--show", "all").count(f"\nerror: {error}\nhint: {hint}\n") == 1
-    folded, before = printed("--format", "md").split("<details>"), whole["md"].split("<details>")
-    title = f"<summary>{fmt.sentence(context.TITLE)}</summary>"
-    (section,) = [part for part in folded if title in part]
-    assert f"- error: {escaped_sentence(error)}\n- hint: {escaped_sentence(hint)}\n" in section
-    assert [part for part in folded if part != section] == [
-        part for part in whole["md"].split("<details>") if part in folded
-    ]
+    assert printed("--format", "md") == whole["md"]
+    section = printed("--show", "context", "--format", "md").removeprefix(whole["md"])
+    assert (
+        section
+        == f"\n### {fmt.sentence(context.TITLE)}\n\n- error: {escaped_sentence(error)}\n- hint: {escaped_sentence(hint)}\n"
+    )
     content, before = json.loads(printed("--format", "json")), json.loads(whole["json"])
     if step == "compute":
         assert content["sections"].pop("context") == {"error": error, "hint": hint}
@@ -186,6 +185,9 @@ def test_json_holds_the_sections_that_were_asked_for(tmp_path: Path, console_scr
     every, some = held(), held("--show", "rules,context,load")
     assert set(every["sections"]) == set(value_types())
     assert some == every | {"sections": {name: every["sections"][name] for name in ("rules", "context")}}
+    page, beside = tmp_path / "a.html", tmp_path / "a.json"  # which needs every section, and comes first
+    console_script("report", run, "--show", "rules,context,load", "--out", page, "--out", beside)
+    assert json.loads(beside.read_text()) == some
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from alphaprof.rules import rules_of
 from alphaprof.run.reader import Run
 from alphaprof.theory.certificates import budget
 from alphaprof.totals import log_sample
-from alphaprof.totals.log_sample import AXES, decile_edges
+from alphaprof.totals.log_sample import MARGIN, decile_edges
 from alphaprof.totals.replay import Trace, replay, run_lengths
 from tests.reference import LOGGED_RULES
 from tests.reporting import log_of
@@ -115,11 +115,10 @@ def handmade(path: Path, length: int, documents: int = 1, **options: Any) -> Run
 
 
 def with_margins(run: Run, margins: Array) -> Run:
-    """The run with these margins, position by position, and entropies that are their negatives on another scale."""
+    """The run with these margins, position by position."""
 
     def change(rows: pd.DataFrame) -> None:
         rows["target_margin"] = margins[: len(rows)]
-        rows["target_entropy"] = 10 * (1 - margins[: len(rows)])
 
     return rewritten(run, "small", change)
 
@@ -128,19 +127,21 @@ def test_edges_of_twenty_positions_by_hand(tmp_path: Path) -> None:
     """Two positions a tenth: the edge is the value of the third, the fifth, and so on."""
     margins = np.random.default_rng(0).permutation(np.arange(20) / 20)
     edges = decile_edges(with_margins(handmade(tmp_path, 20), margins), "small")
-    assert edges["margin"] == pytest.approx(np.arange(2, 20, 2) / 20)
-    assert edges["entropy"] == pytest.approx(np.arange(1.5, 10, 1))  # of 0.5, 1.0, ..., 10.0
+    assert edges == pytest.approx(np.arange(2, 20, 2) / 20)
 
 
 def test_equal_edges_are_one(tmp_path: Path) -> None:
-    """Ten positions, four of which have the largest margin: the last four tenths are one."""
-    run = with_margins(handmade(tmp_path, 10), np.array([0, 0.1, 0.2, 0.3, 0.4, 0.5, 1, 1, 1, 1]))
-    edges = decile_edges(run, "small")
-    assert edges["margin"] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 1])
-    assert edges["entropy"] == pytest.approx([5, 6, 7, 8, 9, 10])  # 0 four times; there is nothing below it
-    counts = decile_counts(run, "small", rules_of(["strict"]), edges)
-    assert counts["strict", "margin"][0, :, 0].tolist() == [1, 1, 1, 1, 1, 1, 4]
-    assert counts["strict", "entropy"][0, :, 0].tolist() == [4, 1, 1, 1, 1, 1, 1]
+    """Ten positions, four of which have the largest margin, or the smallest, below which there is nothing."""
+    margins, run = np.array([0, 0.1, 0.2, 0.3, 0.4, 0.5, 1, 1, 1, 1]), handmade(tmp_path, 10)
+    for values, expected, sizes in (
+        (margins, [0.1, 0.2, 0.3, 0.4, 0.5, 1], [1, 1, 1, 1, 1, 1, 4]),
+        (1 - margins, [0.5, 0.6, 0.7, 0.8, 0.9, 1], [4, 1, 1, 1, 1, 1, 1]),
+    ):
+        changed = with_margins(run, values)
+        edges = decile_edges(changed, "small")
+        assert edges == pytest.approx(expected)
+        counts = decile_counts(changed, "small", rules_of(["strict"]), edges)
+        assert counts["strict"][0, :, 0].tolist() == sizes
 
 
 @pytest.mark.parametrize("sample", [40, 300])
@@ -155,12 +156,11 @@ def test_in_a_long_log_edges_come_from_every_nth_position_and_counts_from_all(
     rows = log[log["draft"] == "small"]
     shard = rows["document"] // MIXED.shard_documents
     taken = rows[rows.groupby(shard).cumcount() % stride == 0]
-    for axis, name in AXES.items():
-        assert set(edges[axis]) <= set(taken[name])
-        sizes = np.histogram(taken[name], [-np.inf, *edges[axis], np.inf])[0]
-        assert max(abs(sizes - len(taken) / 10)) <= 1
-        counts = decile_counts(run, "small", rules_of(["strict"]), edges)["strict", axis]
-        np.testing.assert_array_equal(counts.sum(1)[:, 2], every.judged)
+    assert set(edges) <= set(taken[MARGIN])
+    sizes = np.histogram(taken[MARGIN], [-np.inf, *edges, np.inf])[0]
+    assert max(abs(sizes - len(taken) / 10)) <= 1
+    counts = decile_counts(run, "small", rules_of(["strict"]), edges)["strict"]
+    np.testing.assert_array_equal(counts.sum(1)[:, 2], every.judged)
     for name in vars(every):
         np.testing.assert_array_equal(getattr(some, name), getattr(every, name))
 

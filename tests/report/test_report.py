@@ -107,7 +107,7 @@ def test_off_policy_text_has_alpha_but_no_rounds(report: RunReport) -> None:
 def test_unknown_is_null_and_unbounded_is_inf(tmp_path: Path) -> None:
     """One document: the point is known, and of its interval what step times allow: with 10.5 and 1 ms, 1.15 / 2 to 1.15."""
     content = as_json(reported(tmp_path, Recipe(domains={"code": Domain(documents=1)})))
-    (result,) = content["sections"]["drafts"]["results"]
+    (result,) = content["sections"]["drafts"]
     assert (result["alpha"]["low"], result["alpha"]["high"]) == (0.0, 1.0)
     speedup = result["gammas"][0]["speedup"]
     assert (1 / speedup["high"], 1 / speedup["low"]) == pytest.approx((1.15 / 2, 1.15), rel=0.03)  # and their error

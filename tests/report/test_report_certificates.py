@@ -23,7 +23,7 @@ from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.conftest import slow
 from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, RULES, judged, prepared, recounted, sharpest
-from tests.reporting import as_json, as_terminal, asked, engine, only, reported, runs_of
+from tests.reporting import as_json, as_terminal, engine, only, reported, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 Array = np.ndarray[Any, Any]
@@ -164,16 +164,15 @@ def recount_rows(rows: pd.DataFrame, rule: str) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("rule", ["strict", "additive_0p1", "tree_3"])
-@pytest.mark.parametrize("axis", ["margin", "entropy"])
-def test_tenths_are_those_of_the_log(report: RunReport, log: pd.DataFrame, axis: str, rule: str) -> None:
+def test_tenths_are_those_of_the_log(report: RunReport, log: pd.DataFrame, rule: str) -> None:
     """Of all domains' positions of one kind of text; from their lower edge on, below their upper one."""
-    values = log[f"target_{axis}"].astype(float)
+    values = log["target_margin"].astype(float)
     edges = None
     for kind in ("greedy", "sampled", "given", "text"):
         found = [
             item
             for item in report.section("target").tenths
-            if (item.draft, item.rule, item.axis, item.continuation) == ("large", rule, axis, kind)
+            if (item.draft, item.rule, item.continuation) == ("large", rule, kind)
         ]
         rows = log[(log["draft"] == "large") & (log["kind"] == kind)]
         assert sum(item.positions for item in found) == (rows["proposed"] > 0).sum()
@@ -376,20 +375,6 @@ def test_intervals_of_certain_runs_are_those_of_documents(report: RunReport, log
     close(item.tokens_per_round, Interval(1 / time, low, high))
 
 
-@pytest.mark.parametrize("decision", [{}, *slow([({"rule": "strict"},), ({"rule": "additive_0p1"},)])])
-def test_the_free_draft_is_prompt_lookup_under_the_rule_of_the_verdict(run: Run, decision: dict[str, Any]) -> None:
-    found = asked(run, **decision)
-    results = {(item.domain, item.continuation, item.draft, item.rule): item for item in found.results}
-    for text in found.section("target").texts:
-        rule = decision.get("rule") or ("one_hot" if text.continuation == "sampled" else "strict")
-        (free,) = text.free
-        result = results[text.domain, text.continuation, "lookup", rule]
-        assert (free.draft, free.rule, free.coverage, free.alpha) == ("lookup", rule, result.coverage, result.alpha)
-        tokens = {item.gamma: item.tokens_per_round for item in result.gammas if item.tokens_per_round}
-        best = max(tokens, key=lambda gamma: tokens[gamma].value, default=None)
-        assert (free.gamma, free.tokens_per_round) == (best, tokens[best] if best else None)
-
-
 ALONE = dataclasses.replace(MIXED, drafts={}, lookups=("ngram",))
 
 
@@ -402,12 +387,7 @@ def test_strict_says_the_same_with_thresholds_and_without(tmp_path: Path, report
         assert dataclasses.astuple(budget.half) == pytest.approx(dataclasses.astuple(logged.budgets[0].half), rel=1e-5)
         strict = [run for run in logged.runs if run.rule == "strict"]
         assert list(mine.runs) == strict
-        assert (mine.entropy, mine.margin, mine.top_prob, mine.free) == (
-            logged.entropy,
-            logged.margin,
-            logged.top_prob,
-            logged.free,
-        )
+        assert (mine.entropy, mine.margin, mine.top_prob) == (logged.entropy, logged.margin, logged.top_prob)
 
 
 # Real models.
@@ -483,13 +463,7 @@ def test_real_models_contradict_no_certificate(profiled: Callable[[dict[str, Any
     assert "nan" not in as_terminal(found)
     alone = build_report(profiled({}))
     assert alone.section("target").certificates.certificates == ()
-    bare, full = ([dataclasses.replace(text, free=()) for text in each.section("target").texts] for each in (alone, found))
-    assert bare == full
-    assert [(free.draft, free.rule) for text in alone.section("target").texts for free in text.free] == [
-        ("ngram", "strict"),
-        ("ngram", "one_hot"),
-        ("ngram", "one_hot"),
-    ]
+    assert alone.section("target").texts == found.section("target").texts
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -537,5 +511,5 @@ def test_a_hybrid_beside_certificates_is_no_draft_of_the_log(tmp_path: Path) -> 
     run = write_run(tmp_path / "run", Recipe(certificates=True, lookups=("ngram",)))
     hybrid = changed_question(run.manifest.config, ["hybrids.both={first: ngram, then: small, min_match: 1}"])
     report = build_report(run, config=hybrid)
-    assert {draft.draft for item in report.section("target").texts for draft in item.free} == {"ngram"}
+    assert "both" not in {item.draft for item in report.section("target").tenths}
     assert "both" in {result.draft for result in report.results}

@@ -1,4 +1,4 @@
-"""Drafts that stop when they are unsure: the surface by gamma and p_min, what it gains, and a decision with p_min."""
+"""Drafts that stop when they are unsure: the ends of their speedup, and a decision with p_min."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alphaprof.costs.rounds import StepTime, StepTimes
 from alphaprof.costs.speedup import Mix, speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.report.stopping import P_MINS
+from alphaprof.report.stopping import P_MINS, Tried
 from alphaprof.report.verdict import MIDDLE
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
@@ -81,12 +81,15 @@ def recounted(run: Run, gamma: int, p_min: float) -> tuple[int, int, tuple[int, 
 
 @pytest.mark.parametrize("p_min", [0.0, 0.4, 0.6])
 @pytest.mark.parametrize("gamma", [1, 4, 8])
-def test_the_surface_is_that_of_a_plain_loop(run: Run, report: RunReport, gamma: int, p_min: float) -> None:
-    (surface,) = report.section("gammas").stopping
-    assert {item.p_min for item in surface.results} == {0.0, *P_MINS}
-    item = next(item for item in surface.results if (item.p_min, item.gamma) == (p_min, gamma))
+def test_the_ends_are_those_of_a_plain_loop(run: Run, report: RunReport, gamma: int, p_min: float) -> None:
+    tried = Tried.of(report.inputs, ["small"])
+    assert tried is not None
+    assert {*tried.candidates} == {0.0, *P_MINS}
+    by_domain, times = tried.candidates[p_min]["small"], tried.timing.times["small"]
+    counts = [by_domain[domain].counts(gamma) for domain in tried.mix.domains]
+    emitted, made = (sum(float(getattr(each, name).sum()) for each in counts) for name in ("tokens", "rounds"))
     rounds, tokens, *ends = recounted(run, gamma, p_min)
-    assert item.tokens_per_round == pytest.approx(tokens / rounds)
+    assert emitted / made == pytest.approx(tokens / rounds)
     steps = report.times
     assert steps is not None
     step, verify = steps.draft_ms["small"] / steps.target_ms[1], [ms / steps.target_ms[1] for ms in steps.target_ms.values()]
@@ -95,20 +98,21 @@ def test_the_surface_is_that_of_a_plain_loop(run: Run, report: RunReport, gamma:
     assert slow == pytest.approx(0, abs=1e-9)
     if p_min == 0:  # every round drafts gamma tokens
         ends = [(ends[0][0],) * 2, (0, 0)]
-    for found, drafted, unused in zip((item.slowest, item.fastest), *ends, strict=True):
+    for end, drafted, unused in zip((1, 0), *ends, strict=True):
+        found = tried.mix.value([(each.ends[end], times) for each in counts])
         assert found == pytest.approx(tokens / (rounds + drafted * (step + extra) + unused * step), rel=2e-3)
 
 
-def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(report: RunReport, tmp_path: Path) -> None:
-    (surface,) = report.section("gammas").stopping
-    assert surface.p_min in (0.4, 0.5)
-    assert surface.gain is not None
-    assert surface.gain.low > 1
-    assert "set decision.p_min: auto to judge with it" in as_terminal(report, 100, "gammas")
-    other = build_report(rewritten(write_run(tmp_path / "run", RECIPE), "small", clueless))
-    assert other.section("gammas").stopping[0].gain is not None
-    assert other.section("gammas").stopping[0].gain.low < 1
-    assert "set decision.p_min" not in as_terminal(other, 100, "gammas")
+def test_a_draft_that_knows_gains_and_one_that_does_not_gains_nothing(run: Run, report: RunReport, tmp_path: Path) -> None:
+    known = build_report(run, config=changed_question(run.manifest.config, ["decision.p_min=auto", "decision.draft=small"]))
+    assert known.conditions.p_min in (0.4, 0.5)
+    plain = next(item.answer for item in report.drafts if item.answer.draft == "small")
+    assert plain.speedup is not None
+    assert known.answer.speedup is not None
+    assert known.answer.speedup.low > plain.speedup.value
+    other = rewritten(write_run(tmp_path / "run", RECIPE), "small", clueless)
+    asked = changed_question(other.manifest.config, ["decision.p_min=auto", "decision.draft=small"])
+    assert build_report(other, config=asked).conditions.p_min == 0
 
 
 def test_auto_stops_no_draft_whose_probabilities_say_nothing(tmp_path: Path) -> None:
@@ -155,7 +159,8 @@ def test_both_ends_enclose_what_a_draft_does_on_its_own_path(right: tuple[float,
     for p_min in (0.2, 0.5, 0.9):
         rounds = replay(dataclasses.replace(logged, unsure=sure < p_min), 8)
         way = [(RoundCounts.of(rounds, np.array([0]), stops=True), TIMES)]
-        slowest, middle, fastest = mix.slowest(way), mix.value(way), mix.fastest(way)
+        fastest, slowest = (mix.value([(counts.ends[end], times) for counts, times in way]) for end in (0, 1))
+        middle = mix.value(way)
         true = on_its_own_path(logged, sure, rng, 8, p_min)
         assert slowest is not None
         assert middle is not None
@@ -168,19 +173,18 @@ def test_both_ends_enclose_what_a_draft_does_on_its_own_path(right: tuple[float,
 FIXED_AT_8 = ["decision.draft=small", "decision.gamma=8"]
 
 
-def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run: Run, report: RunReport) -> None:
+def test_auto_judges_with_the_p_min_that_both_halves_of_the_documents_choose(run: Run) -> None:
     asked = changed_question(run.manifest.config, ["decision.p_min=auto", "decision.draft=small"])
     chosen = build_report(run, config=asked)
-    assert chosen.conditions.p_min == report.section("gammas").stopping[0].p_min
+    assert chosen.conditions.p_min == 0.4
     assert chosen.answer.speedup is not None
-    (surface,) = report.section("gammas").stopping
-    same = next(item for item in surface.results if (item.p_min, item.gamma) == (0.4, chosen.answer.gamma))
+    assert chosen.answer.gamma is not None
+    rounds, tokens, *_ = recounted(run, chosen.answer.gamma, 0.4)
     assert chosen.answer.tokens_per_round is not None
-    assert chosen.answer.tokens_per_round.value == pytest.approx(same.tokens_per_round)
+    assert chosen.answer.tokens_per_round.value == pytest.approx(tokens / rounds)
     assert f"(p_min {chosen.conditions.p_min:g})" in as_terminal(chosen)
     assert f"with p_min every speedup is the {MIDDLE}" in as_terminal(chosen)
     assert f"x ({MIDDLE}) on" in chosen.answer.reason
-    assert "set decision.p_min" not in as_terminal(chosen, 100, "gammas")
     one = build_report(run, config=changed_question(asked, ["decision.gamma=4"]))
     fixed = build_report(run, config=changed_question(asked, ["decision.gamma=4", "decision.p_min=0.4"]))
     assert (one.conditions.p_min, one.traffic.chosen, fixed.traffic.chosen) == (0.4, True, False)
@@ -196,7 +200,6 @@ def test_auto_turns_no_p_min_on_that_one_half_alone_chooses(run: Run) -> None:
         build_report(run, config=changed_question(run.manifest.config, [*FIXED_AT_8, f"decision.p_min={p_min}"]))
         for p_min in ("auto", 0)
     )
-    assert auto.section("gammas").stopping[0].p_min is not None
     assert (auto.conditions.p_min, auto.traffic.chosen) == (0, False)
     assert (auto.answer, auto.traffic) == (never.answer, never.traffic)
 
@@ -238,4 +241,3 @@ def test_a_head_whose_log_has_no_probabilities_by_depth_is_refused(tmp_path: Pat
     asked = changed_question(run.manifest.config, ["decision.p_min=0.4", "decision.draft=head"])
     with pytest.raises(OptionInvalid, match="no probabilities by depth"):
         build_report(run, config=asked)
-    assert [surface.draft for surface in build_report(run).section("gammas").stopping] == ["small"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -116,7 +115,7 @@ def test_rounds_are_those_of_a_plain_loop_over_tokens(run: Run, found: DraftTree
 
 
 def test_the_whole_traffic_is_all_of_its_rounds(run: Run, found: DraftTrees) -> None:
-    """As observed: of all documents that test, with acceptance by depth, and beside it the chain as deep, paired."""
+    """As observed: of all documents that test, and beside it the chain as deep, paired."""
     for tree in found.trees:
         of = {
             name: [
@@ -125,15 +124,12 @@ def test_the_whole_traffic_is_all_of_its_rounds(run: Run, found: DraftTrees) -> 
             for name, paths in (("tree", tree.paths), ("chain", Tree.chain(len(tree.levels)).paths))
         }
         tokens = {name: sum(emitted for _, emitted, _ in rounds) / len(rounds) for name, rounds in of.items()}
-        accepted, _, ready = (np.array(column) for column in zip(*of["tree"], strict=True))
         assert tree.rounds == len(of["tree"])
         assert tree.tokens_per_round.value == pytest.approx(tokens["tree"])
         assert tree.chain.value == pytest.approx(tokens["chain"])
         assert tree.more_than_chain.value == pytest.approx(tokens["tree"] - tokens["chain"])
         apart = tree.tokens_per_round.high - tree.chain.low - tree.more_than_chain.value
         assert tree.more_than_chain.high - tree.more_than_chain.value < apart  # paired
-        shares = [float((accepted >= depth).sum() / ready.sum()) for depth in range(1, len(tree.levels) + 1)]
-        assert tree.accepted == pytest.approx(shares)
 
 
 def test_given_weights_weigh_rounds_as_time_does(tmp_path: Path) -> None:
@@ -175,27 +171,10 @@ def test_trees_are_chosen_on_the_other_half(run: Run, found: DraftTrees) -> None
     assert [tree.paths for tree in found.trees] == [optimal_tree(pooled, nodes, 5).paths for nodes in NODES]
 
 
-def test_the_headline_is_of_the_tree_that_gains_most_where_trees_are_chosen(tmp_path: Path) -> None:
-    """Not where they are tested: there the best of several gains more than it will."""
-    run = made(tmp_path, dataclasses.replace(RECIPE, domains={"code": RECIPE.domains["code"]}, lookups=()))
-    tested = halves(run, ["code"])["code"]
-
-    def half(frame: pd.DataFrame) -> None:
-        """Two ranks hold all tokens where trees are tested; where they are chosen, a wide tree has far more."""
-        wrong = (frame["draft_rank_of_token"] > 1).fillna(False).to_numpy(dtype=bool)
-        frame.loc[wrong, "draft_rank_of_token"] = np.where(frame.loc[wrong, "document"].isin(tested), 60, 2)
-
-    item = trees_of(rewritten(run, "small", half))
-    tree = item.trees[-1]
-    assert item.headline == tree.nodes == 62  # all paths of two ranks, at most five deep
-    assert tree.more_than_chain.value == pytest.approx(0, abs=0.01)  # and it gains nothing where it is tested
-    assert "does not clearly differ from its chain" in as_terminal(build_report(run), 150, "trees")
-
-
 def test_text_that_the_target_did_not_choose_has_no_rounds(tmp_path: Path) -> None:
     report = reported(tmp_path, Recipe(domains={"wiki": RECIPE.domains["wiki"]}))
     (item,) = compute(report)
-    assert (item.trees, item.coverage, item.headline, item.tested_on) == ((), (), None, 0)
+    assert (item.trees, item.coverage, item.tested_on) == ((), (), 0)
     assert "no tree could be tested on the whole traffic" in as_terminal(report, 150, "trees")
 
 

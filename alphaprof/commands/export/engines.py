@@ -10,7 +10,8 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from alphaprof.commands.export.formats import RATES
-from alphaprof.commands.export.scope import AUTO, Artefact, ExportScope, pooled_depths, scope_of
+from alphaprof.commands.export.rates import rates_at
+from alphaprof.commands.export.scope import AUTO, Artefact, ExportScope, scope_of
 from alphaprof.costs.rounds import UNTIMED, free_draft, without_draft
 from alphaprof.costs.speedup import Decoded
 from alphaprof.errors import OptionInvalid
@@ -135,7 +136,7 @@ def export(
         schedule=schedule,
         p_min=p_min,
     )
-    pooled_depths(scope, served.gamma)  # it must propose something
+    rates_at(scope, served.gamma)  # it must propose something
     warnings = [*_differences(scope, served, to), *scope.incomplete]
     if decision.verdict != "GO":
         warnings.append(f"{decision.verdict}: {decision.reason}")

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from alphaprof.commands.export.formats import RATES
-from alphaprof.commands.export.scope import Artefact, ExportScope, pooled_depths, scope_of
+from alphaprof.commands.export.scope import Artefact, ExportScope, scope_of
 from alphaprof.costs.rounds import free_draft
+from alphaprof.costs.speedup import speedup
+from alphaprof.errors import OptionInvalid
 from alphaprof.render.json import render_json
+from alphaprof.report.result import counted
 from alphaprof.report.speeds import speedup_interval
 from alphaprof.run.reader import RunDraft
-from alphaprof.stats.estimate import Interval
+from alphaprof.stats.estimate import Array, Interval
 
 DIGITS = 6  # of rates and lengths
 
@@ -76,20 +81,43 @@ def export_rates(
 
 
 def rates_at(scope: ExportScope, gamma: int) -> GammaRates:
-    """Return the rates at one gamma. Raises `OptionInvalid` without a proposal."""
-    depths = pooled_depths(scope, gamma)
-    length = 1 + sum(depths.marginal_all)
+    """Return the rates at one gamma: counts of all domains are added up, and divided last. Raises `OptionInvalid` without a
+    proposal.
+    """
+    rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
+    tokens = {domain: float(pool["tokens"].sum()) for domain, pool in scope.pools.items()}
+    for domain, pool in scope.pools.items():  # 1 as observed; else what gives the domain its share of the tokens
+        scale = scope.weights[domain] * sum(tokens.values()) / tokens[domain] if scope.given else 1.0
+        every, started, reached, passed = counted(pool, gamma, speedup([pool.counts(gamma)], [1.0], free_draft(gamma)))
+        rounds, drafted = rounds + scale * every, drafted + scale * started
+        tested, accepted = tested + scale * reached, accepted + scale * passed
+    if not drafted[0]:
+        problem = f"draft {scope.side.draft} proposes nothing in {scope.label}"
+        raise OptionInvalid(problem, "export another draft or domain of this run")
+    nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
+    length = 1 + float(nested.sum()) / rounds
     ends = [length, 1.0, gamma + 1.0]
     free = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], free_draft(gamma))
     if (emitted := speedup_interval(free, scope.question.confidence)) is not None:
         # The last round of a text may emit less than it accepted: the length is above tokens per round, and as precise.
         ends = [min(max(1.0, length * end / emitted.value), gamma + 1.0) for end in vars(emitted).values()]
-    lists = ("marginal_all", "conditional_all", "marginal_full", "conditional")
     return GammaRates(
         gamma=gamma,
         acceptance_length_all=Interval(*(round(end, DIGITS) for end in ends)),
-        acceptance_length=round(1 + sum(depths.accepted) / depths.ready, DIGITS),
-        drafted=round(depths.drafted / depths.rounds, DIGITS),
-        drafting=round(depths.ready / depths.rounds, DIGITS),
-        **{name: tuple(round(value, DIGITS) for value in getattr(depths, name)) for name in lists},
+        acceptance_length=round(1 + float(nested.sum() / drafted[0]), DIGITS),
+        drafted=round(float(drafted.sum()) / rounds, DIGITS),
+        drafting=round(float(drafted[0]) / rounds, DIGITS),
+        **by_depth(rounds, tested, nested),
     )
+
+
+def by_depth(rounds: float, tested: Array, accepted: Array) -> dict[str, tuple[float, ...]]:
+    """Return the lists of `GammaRates` from rounds, and [gamma] those whose d-th draft was tested (there was one, all before
+    it were accepted, and the text had not ended) and those that accepted at least d drafts.
+    """
+    marginal, before = accepted / rounds, np.concatenate([[rounds], accepted[:-1]])
+    given = np.divide(accepted, before, out=np.zeros(len(accepted)), where=before > 0)
+    conditional = np.minimum(1.0, np.divide(accepted, tested, out=np.zeros(len(accepted)), where=tested > 0))
+    lists = {"marginal_all": marginal, "conditional_all": given, "marginal_full": conditional.cumprod()}
+    lists |= {"conditional": conditional}
+    return {name: tuple(np.round(values, DIGITS).tolist()) for name, values in lists.items()}

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import mul
 
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.rounds import StepTimes, free_draft
-from alphaprof.costs.speedup import Mix, speedup
+from alphaprof.costs.rounds import StepTimes
+from alphaprof.costs.speedup import Mix
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, is_cut, many, short, text_kind, visible
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.result import counted
 from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import why_undecidable
 from alphaprof.report.verdict import Evidence, Question
@@ -153,59 +150,3 @@ def _pools_to_export(
         hint = "export one --domain, or choose a --rule that has rounds on this text (alphaprof report lists them)"
         raise OptionInvalid(f"nothing to export from {side.label}: {reason}", hint)
     return {name: pools[name] for name in shared}
-
-
-@dataclass(frozen=True)
-class Depths:
-    """Rounds at one gamma: all, those that had a proposal (`ready`), drafted tokens, and for d = 1, ..., gamma those whose
-    d-th draft was `tested` (there was one, all before it were accepted, and the text had not ended) and those that
-    `accepted` at least d drafts. Counts; expectations if acceptance is a matter of chance, and scaled if domains have
-    weights. Some round has a proposal.
-    """
-
-    rounds: float
-    ready: float
-    drafted: float
-    tested: tuple[float, ...]
-    accepted: tuple[float, ...]
-
-    @property
-    def marginal_all(self) -> tuple[float, ...]:
-        """P(first d drafts all accepted) for d = 1, ..., gamma, as shares of all rounds; never increasing. Their sum is the
-        mean of accepted drafts.
-        """
-        return tuple(count / self.rounds for count in self.accepted)
-
-    @property
-    def conditional_all(self) -> tuple[float, ...]:
-        """P(draft d accepted | the first d - 1 were), 0 if none is reached: quotients of marginals, over all rounds."""
-        steps = pairwise((1.0, *self.marginal_all))
-        return tuple(after / before if before > 0 else 0.0 for before, after in steps)
-
-    @property
-    def conditional(self) -> tuple[float, ...]:
-        """The same over tested drafts alone: a missing draft does not count."""
-        return tuple(min(1.0, a / t) if t > 0 else 0.0 for a, t in zip(self.accepted, self.tested, strict=True))
-
-    @property
-    def marginal_full(self) -> tuple[float, ...]:
-        """Products of `conditional`, for a reader that itself proposes fewer drafts, or none, where the log did."""
-        return tuple(accumulate(self.conditional, mul))
-
-
-def pooled_depths(scope: ExportScope, gamma: int) -> Depths:
-    """Return rounds of all domains together: counts are added up, and divided last. Raises `OptionInvalid` without a
-    proposal.
-    """
-    rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
-    tokens = {domain: float(pool["tokens"].sum()) for domain, pool in scope.pools.items()}
-    for domain, pool in scope.pools.items():  # 1 as observed; else what gives the domain its share of the tokens
-        scale = scope.weights[domain] * sum(tokens.values()) / tokens[domain] if scope.given else 1.0
-        every, started, reached, passed = counted(pool, gamma, speedup([pool.counts(gamma)], [1.0], free_draft(gamma)))
-        rounds, drafted = rounds + scale * every, drafted + scale * started
-        tested, accepted = tested + scale * reached, accepted + scale * passed
-    if not drafted[0]:
-        problem = f"draft {scope.side.draft} proposes nothing in {scope.label}"
-        raise OptionInvalid(problem, "export another draft or domain of this run")
-    nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
-    return Depths(rounds, float(drafted[0]), float(drafted.sum()), tuple(tested.tolist()), tuple(nested.tolist()))

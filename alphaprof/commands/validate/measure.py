@@ -165,7 +165,6 @@ def collected(
         gamma=gamma,
         rows=np.array(rows),
         wall_s=taken("decode_s"),
-        cpu_s=taken("decode_cpu_s"),
         draft_s=taken("draft_s"),
         verify_s=taken("verify_s"),
         tokens=np.array([len(decoded.ids) - 1 for decoded in first]),

@@ -16,7 +16,7 @@ from alphaprof.costs.rounds import StepTimes, free_draft, time_by_step, time_spe
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import CheckUndecided, OutsideTolerance, StepsNotTimed
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Table, Verdict, table_of_rows, text_name
+from alphaprof.render.blocks import Block, OfText, Small, Table, Verdict, table_of_rows, text_name
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, parse_rule
 from alphaprof.run.reader import Run
@@ -60,22 +60,19 @@ class RoundTime:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(OfText):
     """One draft on one kind of text at one gamma. Speedups are of decoding, prefill excluded.
 
-    `timing_error`: relative standard error that the step times give the predicted speedup. `error`, `cpu_error`: predicted /
-    measured - 1, with the interval that documents, repeats and step times give it, at 97.5%. `decode_ms`: a plain decode
-    step. `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay;
-    None if both are a matter of chance. `predicted_tokens`: tokens per round with the interval that documents give it, at 95
-    %. A lossy rule writes its own text, so nothing is predicted of it. `excess_regret`: mean log p(top) - log p(token) of
-    its text, p the target's plain softmax, less that of the target's own text, in nats per token, paired by document, at 95
-    %.
+    `timing_error`: relative standard error that the step times give the predicted speedup. `error`: predicted / measured
+    - 1, with the interval that documents, repeats and step times give it, at 97.5%. `decode_ms`: a plain decode step.
+    `same_text`, `same_rounds`: documents whose text is the profiled one, and whose rounds are those of the replay; None
+    if both are a matter of chance. `predicted_tokens`: tokens per round with the interval that documents give it, at 95
+    %. A lossy rule writes its own text, so nothing is predicted of it. `excess_regret`: mean log p(top) - log p(token)
+    of its text, p the target's plain softmax, less that of the target's own text, in nats per token, paired by document,
+    at 95 %.
     """
 
     draft: str
-    domain: str
-    continuation: str
-    sampling: dict[str, float] | None
     rule: str
     gamma: int
     documents: int
@@ -83,10 +80,8 @@ class Cell:
     predicted_tokens: Interval | None
     predicted_speedup: float | None  # from the rounds of the replay and the step times of the run
     timing_error: float | None
-    wall_speedup: float | None  # measured by the wall clock
-    cpu_speedup: float | None  # measured in CPU time of the process; None on a GPU, of which that says nothing
+    wall_speedup: float | None  # measured
     error: Interval | None
-    cpu_error: Interval | None
     same_text: int | None
     same_rounds: int | None
     decode_ms: PredictedMeasured
@@ -102,13 +97,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class ClockError:
-    """Absolute error of predicted speedups by one clock: the median over rows with its 95% interval, and the largest."""
+    """Absolute error of predicted speedups: the median over rows with its 95% interval, and the largest."""
 
     median: float  # over rows
     low: float
     high: float
     worst: float  # the largest of all rows
-    outcome: Outcome  # by this clock alone
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -117,13 +112,12 @@ class Validation:
 
     `exact`: all models run in float32, so every text and every round should be equal. `contexts`: tokens in the cache while
     steps were timed, between which times are interpolated; `mean_context`: of the documents. `outcome`: whether the median
-    absolute error of the speedup is within the tolerance, outside of it, or too noisy to tell; on a CPU by the wall clock
-    and by CPU time together: outside if both say so, within if one does and the other does not say outside. None if no
-    speedup was predicted.
+    absolute error of the speedup is within the tolerance, outside of it, or too noisy to tell; None if no speedup was
+    predicted.
     """
 
     format: ClassVar[str] = "alphaprof-validate"
-    version: ClassVar[str] = "1.1"
+    version: ClassVar[str] = "2.0"
 
     run: str | None
     target: str
@@ -141,8 +135,7 @@ class Validation:
     mean_context: float
     tolerance: float  # the largest median error that passes
     outcome: Outcome | None
-    wall: ClockError | None  # by the wall clock; None: no speedup was predicted
-    cpu: ClockError | None  # by the CPU time of the process; None: on a GPU too
+    wall: ClockError | None  # None: no speedup was predicted
     cells: tuple[Cell, ...]  # one for each draft, domain, kind of text and gamma
 
     @property
@@ -167,7 +160,7 @@ class Validation:
             yield f"the prediction comes from the run {self.run}"
         yield ""
         exact, lossy = ([cell for cell in self.cells if cell.lossy is changes] for changes in (False, True))
-        yield _cells_table("predicted | measured", exact, {**SPEEDUPS, **(BY_CPU if self.cpu else {})})
+        yield _cells_table("predicted | measured", exact, SPEEDUPS)
         if lossy:
             yield _cells_table("lossy rules, measured: gains and losses of their text", lossy, LOSSY)
         if not self.in_engine:
@@ -176,8 +169,6 @@ class Validation:
         loop = "in the engine" if self.in_engine else "in alphaprof's own loop (transformers)"
         yield Small(f"speedup: decode time without / with a draft, no prefill, {loop}.")
         yield Small("error: predicted / measured - 1 [97.5% interval over documents, repeats and step times].")
-        if self.cpu is not None:
-            yield Small("CPU: time of this process on all cores, less affected by a busy machine than the wall clock.")
         if not self.in_engine:
             yield Small("other: removing rejected tokens from the caches (predicted); everything between steps (measured).")
         if lossy:
@@ -198,12 +189,12 @@ def require_within(validation: Validation, undecided_fails: bool) -> None:
 
 def verdict_reason(validation: Validation) -> str:
     """Return why the outcome is what it is, in words."""
-    medians = []
-    for clock, by in ((validation.wall, "by the wall clock"), (validation.cpu, "by CPU time")):
-        if clock is not None:
-            high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
-            medians.append(f"{100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] {by}")
-    return f"median error {', '.join(medians)} (95% intervals); tolerance {100 * validation.tolerance:.4g}%"
+    clock = validation.wall
+    if clock is None:
+        return ""
+    high = f"{100 * clock.high:.1f}%" if math.isfinite(clock.high) else "inf"
+    median = f"median error {100 * clock.median:.1f}% [{100 * clock.low:.1f}%, {high}] (95% interval)"
+    return f"{median}; tolerance {100 * validation.tolerance:.4g}%"
 
 
 def _how_far_off(validation: Validation) -> Iterator[str]:
@@ -217,7 +208,7 @@ def _how_far_off(validation: Validation) -> Iterator[str]:
         _, worst = max(known, key=lambda pair: pair[0])
         where = f"{fmt.short(worst.draft)} in {text_name(worst, validation.cells)} at gamma {worst.gamma}"
         speeds = f"{fmt.number(worst.predicted_speedup, unit='x')}, measured {fmt.number(worst.wall_speedup, unit='x')}"
-        yield f"largest error by the wall clock: {where}, predicted {speeds}, {_off_by(worst.error)}"
+        yield f"largest error: {where}, predicted {speeds}, {_off_by(worst.error)}"
     yield f"next: {next_step(validation)}"
 
 
@@ -263,10 +254,6 @@ SPEEDUPS: CellColumns = {
     "wall": lambda cell: fmt.number(cell.wall_speedup, unit="x"),
     "error": lambda cell: _off_by(cell.error),
 }
-BY_CPU: CellColumns = {
-    "CPU": lambda cell: fmt.number(cell.cpu_speedup, unit="x"),
-    "CPU error": lambda cell: _off_by(cell.cpu_error),
-}
 LOSSY: CellColumns = {
     "rule": lambda cell: cell.rule,
     "gamma": lambda cell: str(cell.gamma),
@@ -310,9 +297,9 @@ def _off_by(error: Interval | None) -> fmt.Number:
 class Decodings:
     """Documents decoded in one way: with a draft by a rule at one gamma, or plainly (`draft` and `rule` None, `gamma` 0).
 
-    `rows` [documents]: their places among all that were decoded, ascending. Seconds [repeats, documents]: `wall_s` and
-    `cpu_s` of everything after the first token, `draft_s` and `verify_s` (wall) the parts of `wall_s` that drafting and
-    verification took (NaN: not known). Counts of the first repeat: `tokens` emitted by rounds, `rounds` [documents];
+    `rows` [documents]: their places among all that were decoded, ascending. Seconds [repeats, documents]: `wall_s` of
+    everything after the first token, `draft_s` and `verify_s` the parts of it that drafting and verification took (NaN: not
+    known). Counts of the first repeat: `tokens` emitted by rounds, `rounds` [documents];
     `drafted`, `accepted` [documents, gamma] rounds whose first d = 1..gamma tokens were drafted, and accepted. `same_text`
     [documents]: the text is the profiled one. `regret` [documents], of lossy rules and of plain decoding beside them: sum
     over the text of log p(top) - log p(token), p the target's plain softmax, in nats.
@@ -323,7 +310,6 @@ class Decodings:
     gamma: int
     rows: Array
     wall_s: Array
-    cpu_s: Array
     draft_s: Array
     verify_s: Array
     tokens: Array
@@ -372,7 +358,7 @@ def contexts_of(prompt_tokens: Array, continuation_tokens: Array) -> list[int]:
 
 @dataclass(frozen=True)
 class TimedPair:
-    """The same documents decoded plainly and with a draft: seconds [repeats, documents] by one clock, tokens [documents]."""
+    """The same documents decoded plainly and with a draft: seconds [repeats, documents], tokens [documents]."""
 
     plain: Array
     drafted: Array
@@ -433,7 +419,7 @@ class TimedPair:
 
 
 def clock_error(errors: Sequence[Interval], tolerance: float) -> ClockError | None:
-    """Return what the rows say together, by one clock; None without rows.
+    """Return what the rows say together; None without rows.
 
     The interval of the median goes from the median of the rows' lower ends to that of their upper ends. Rows share step
     times and plain decodings, so nothing is gained from their number. If no row is off by more than the tolerance, one
@@ -449,13 +435,6 @@ def clock_error(errors: Sequence[Interval], tolerance: float) -> ClockError | No
     return ClockError(median, low, high, float(values[:, 0].max()), outcome)
 
 
-def of_all_clocks(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return what several clocks say: outside if all do, within if some do and none says outside."""
-    if set(outcomes) == {"outside"}:
-        return "outside"
-    return "within" if "within" in outcomes and "outside" not in outcomes else "too_noisy"
-
-
 def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: bool, concurrency: int = 1) -> Validation:
     """Compare a run with decodings of its documents, `concurrency` at a time. `kept`: whether the run stays, and is worth
     naming.
@@ -465,14 +444,13 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
     documents = documents.filter(pc.is_in(documents["document"], value_set=numbers))
     context = mean_context(documents) or 0.0
     costs = open_costs(run, manifest.profile.costs, context)
-    times, on_cpu = costs.times(concurrency) if costs else {}, manifest.target.device == "cpu"
+    times = costs.times(concurrency) if costs else {}
     cells = [
-        _compared_cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft), on_cpu)
+        _compared_cell(group, pool, way.of(group.rows), measured.plain.of(group.rows), times.get(draft))
         for draft in manifest.drafts
         for way, group, pool in _ways_by_text(run, draft, documents, measured)
     ]
     wall = clock_error([cell.error for cell in cells if cell.error], tolerance)
-    cpu = clock_error([cell.cpu_error for cell in cells if cell.cpu_error], tolerance)
     return Validation(
         run=str(run.path) if kept else None,
         target=manifest.target.reference,
@@ -489,9 +467,8 @@ def build_validation(run: Run, measured: DecodingTimes, tolerance: float, kept: 
         contexts=costs.table.contexts(concurrency) if costs else (),
         mean_context=context,
         tolerance=tolerance,
-        outcome=of_all_clocks([clock.outcome for clock in (wall, cpu) if clock]) if wall else None,
+        outcome=wall.outcome if wall else None,
         wall=wall,
-        cpu=cpu,
         cells=tuple(cells),
     )
 
@@ -515,12 +492,7 @@ def _ways_by_text(
 
 
 def _compared_cell(
-    group: TextGroup,
-    pool: DocumentTotals | None,
-    way: Decodings,
-    plain: Decodings,
-    times: StepTimes | None,
-    on_cpu: bool,
+    group: TextGroup, pool: DocumentTotals | None, way: Decodings, plain: Decodings, times: StepTimes | None
 ) -> Cell:
     counts = pool.counts(way.gamma) if pool is not None else None
     times = times if times is not None and times.covers(way.gamma) else None
@@ -534,12 +506,10 @@ def _compared_cell(
         unit, verified = times.decode.ms / float(counts.rounds.sum()), counts.drafted.shape[1] + 1
         predicted_round = RoundTime(sum(parts[verified:]) * unit, sum(parts[:verified]) * unit, other * unit)
 
-    def off(pair: TimedPair | None) -> Interval | None:
-        if pair is None or faster is None or counts is None or times is None:
-            return None
+    wall, error = TimedPair(plain.wall_s, way.wall_s, plain.tokens, way.tokens), None
+    if faster is not None and counts is not None and times is not None:
         timing = (faster.timing_error**2, faster.timing_freedom)
-        return pair.error(faster.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
-
+        error = wall.error(faster.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
     rounds, steps = float(way.rounds.sum()), float(plain.tokens.sum())
     emitted = float(way.tokens.sum()) / rounds if rounds else None
     if rounds and not np.isnan(way.draft_s).any():
@@ -556,8 +526,6 @@ def _compared_cell(
         texts = [by_cluster(group.cluster, regret, side.tokens + 1.0) for regret, side in ((own, plain), (way.regret, way))]
         (one, length), (two, other_length) = texts
         excess = mean_difference((one, length), (two, other_length), CONFIDENCE)
-    wall = TimedPair(plain.wall_s, way.wall_s, plain.tokens, way.tokens)
-    cpu = TimedPair(plain.cpu_s, way.cpu_s, plain.tokens, way.tokens) if on_cpu else None
     return Cell(
         draft=str(way.draft),
         domain=group.domain,
@@ -571,9 +539,7 @@ def _compared_cell(
         predicted_speedup=faster.value if faster else None,
         timing_error=faster.timing_error if faster else None,
         wall_speedup=wall.speedup(),
-        cpu_speedup=cpu.speedup() if cpu else None,
-        error=off(wall),
-        cpu_error=off(cpu),
+        error=error,
         same_text=None if by_chance else int(way.same_text.sum()),
         same_rounds=same_rounds,
         decode_ms=PredictedMeasured(times.decode.ms if times else None, _typical(plain.wall_s) / steps if steps else None),

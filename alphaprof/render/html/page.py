@@ -24,32 +24,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 Part = tuple[str, str, Sequence[Block]]  # a section's name, its title if it has a heading, and its blocks
-# What the glossary calls the headings of tables.
-TERMS = {
-    "alpha": "alpha",
-    "accept@1": "first",
-    "free draft: alpha": "alpha",
-    "gamma": "gamma",
-    "docs": "document",
-    "document": "document",
-    "coverage": "coverage",
-    "verdict": "verdict",
-    "tokens/round": "tokens",
-    "iid formula": "burstiness",
-    "break-even": "breakeven",
-    "speedup": "speedup",
-    "whole requests": "speedup",
-    "slower": "slower",
-    "rule": "rule",
-    "lost": "causes",
-    "pays up to": "concurrency",
-    "margin": "margin",
-    "entropy": "margin",
-    "entropy, nats": "margin",
-    "beta": "beta",
-    "bound": "beta",
-    "mean top probability": "budget",
-}
 
 
 def plain_page(format_name: str, blocks: Sequence[Block]) -> str:
@@ -93,7 +67,7 @@ def _template() -> Template:
 
 @cache
 def glossary() -> dict[str, Any]:
-    """Return the words of the glossary by key, each with its `name` and `meaning`."""
+    """Return the words of the glossary by key: `name`, `meaning`, and the `headings` of tables that it explains."""
     return dict(json.loads(resource("glossary.json")))
 
 

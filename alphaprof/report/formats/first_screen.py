@@ -5,8 +5,6 @@ Terminal, Markdown and HTML draw the same texts.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import shlex
 from collections.abc import Iterator
@@ -69,7 +67,7 @@ def first_screen(report: Report) -> FirstScreen:
         pays=pays,
         notes=tuple(message for message, _ in notes[:NOTES]),
         serve=_serve(report),
-        more=f"--show {', '.join(sections)} or {ALL}; --out report.html, .md, .json, .csv or .svg",
+        more=f"--show {', '.join(sections)} or {ALL}; --out report.html, .md, .json or .svg",
     )
 
 
@@ -98,7 +96,7 @@ def _about(report: Report) -> Iterator[str]:
     where = " overall" if len(report.domains) > 1 else ""
     faster = _speedup_text(answer.speedup, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
-    yield f"{answer.draft}{where}, {_speculative_tokens(answer.gamma)}{stop}: {faster}{here}, {needed}"
+    yield f"{answer.draft}{where}, {fmt.many(answer.gamma or 0, 'speculative token')}{stop}: {faster}{here}, {needed}"
     yield from filter(None, (_alike(report), traffic.disagreement))
     yield from on_for(report)
     if stop:
@@ -112,18 +110,9 @@ def _about(report: Report) -> Iterator[str]:
         yield answer.reason
 
 
-def _speculative_tokens(gamma: int | None) -> str:
-    return fmt.many(gamma or 0, "speculative token")
-
-
 def _mine(report: Report) -> Answer | None:
     """Return the draft that the verdict concerns, by itself on the whole traffic."""
     return next((item.answer for item in report.drafts if item.answer.draft == report.answer.draft), None)
-
-
-def _second(report: Report) -> Answer | None:
-    """Return the fastest of the other drafts on the whole traffic."""
-    return next((item.answer for item in report.drafts if item.answer.draft != report.answer.draft), None)
 
 
 def _times(report: Report) -> str:
@@ -152,17 +141,19 @@ def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> fm
 
 def _domain_table(report: Report) -> Table:
     """Return the one table; columns in which nothing is known are left out."""
-    every = [*(_domain_row(report, item) for item in report.domains), *_total_row(report)]
+    every: list[Row] = []
+    for item in report.domains:
+        cells = {"share": fmt.percent(item.share), "docs": fmt.count(item.answer.documents)}
+        cells |= _draft_cells(report, item.answer, ALONE if _alone(item) else "")
+        every.append((fmt.short(str(item.answer.domain)), cells | {"next best": _next_best(item.next_best, item.ahead)}))
+    domains, mine = len(every), _mine(report)
+    if mine is not None and domains > 1:
+        second = next((item.answer for item in report.drafts if item.answer.draft != report.answer.draft), None)
+        cells = {"share": "100%", "docs": fmt.count(mine.documents)} | _draft_cells(report, mine)
+        every.append((TOTAL, cells | {"next best": _next_best(second, None)}))
     known = {column for _, cells in every for column, cell in cells.items() if cell}
     rows = [(name, {column: cell for column, cell in cells.items() if column in known}) for name, cells in every]
-    domains = len(report.domains)
     return table_by_columns("Domains", rows[:domains], left=LEFT, footer=rows[domains:], below=tuple(_below(report)))
-
-
-def _domain_row(report: Report, item: DomainAnswer) -> Row:
-    cells = {"share": fmt.percent(item.share), "docs": fmt.count(item.answer.documents)}
-    cells |= _draft_cells(report, item.answer, ALONE if _alone(item) else "")
-    return fmt.short(str(item.answer.domain)), cells | {"next best": _next_best(item.next_best, item.ahead)}
 
 
 def _alone(item: DomainAnswer) -> bool:
@@ -194,13 +185,6 @@ def _next_best(answer: Answer | None, ahead: Interval | None) -> str:
         tokens = answer.tokens_per_round
         return f"{answer.draft} {fmt.number(tokens.value if tokens else None)} tokens"
     return f"{answer.draft} {fmt.number(answer.speedup.value, unit='x')}{same}"
-
-
-def _total_row(report: Report) -> Iterator[Row]:
-    mine = _mine(report)
-    if mine is not None and len(report.domains) > 1:
-        cells = {"share": "100%", "docs": fmt.count(mine.documents)} | _draft_cells(report, mine)
-        yield TOTAL, cells | {"next best": _next_best(_second(report), None)}
 
 
 def _below(report: Report) -> Iterator[str]:
@@ -284,32 +268,3 @@ def _serve(report: Report) -> tuple[str, str] | None:
     also = f"also {', '.join(formats[1:])}" if len(formats) > 1 else ""
     remark = "; ".join(filter(None, (also, _alike(report))))
     return f"alphaprof export {run} --gamma {answer.gamma} --to {formats[0]}", f"({remark})" if remark else ""
-
-
-FORMULA = ("=", "+", "-", "@")  # how a formula begins
-CSV = (
-    *("scope", "domain", "share", "documents", "draft", "gamma", "acceptance", "tokens_per_round", "speedup", "low", "high"),
-    *("verdict", "documents_needed", "next_draft", "next_gamma", "next_speedup"),
-)
-
-
-def first_screen_csv(report: Report) -> str:
-    """Return the one table in full: rows of scope `domain`, and one of scope `traffic` for the one draft of all. Numbers
-    have all their digits; what is not known is empty. A name that a spreadsheet would take for a formula begins with an
-    apostrophe.
-    """
-    file = io.StringIO()
-    table = csv.writer(file, lineterminator="\n")
-    table.writerow(CSV)
-    rows = [("domain", item.share, item.answer, item.next_best) for item in report.domains]
-    if (total := _mine(report)) is not None:
-        rows.append(("traffic", 1.0, total, _second(report)))
-    for scope, share, best, other in rows:
-        intervals = (best.acceptance, best.tokens_per_round, best.speedup)
-        values = [interval and interval.value for interval in intervals]
-        ends = (best.speedup.low, best.speedup.high) if best.speedup else (None, None)
-        behind = (other.draft, other.gamma, other.speedup and other.speedup.value) if other else (None, None, None)
-        name = fmt.visible(best.domain or "")
-        first = (scope, f"'{name}" if name[:1] in FORMULA else name, share, best.documents, best.draft, best.gamma)
-        table.writerow((*first, *values, *ends, best.verdict, best.documents_needed, *behind))
-    return file.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -14,11 +15,10 @@ from alphaprof.render.blocks import Block, Heading, Row, Table, Verdict
 from alphaprof.render.json import render_json
 from alphaprof.render.markdown import block_lines, escaped_sentence, signed, table_lines
 from alphaprof.render.terminal import STYLES, draw, plain
-from alphaprof.report.build import RunReport
-from alphaprof.report.formats.first_screen import LESS, FirstScreen, first_screen, first_screen_csv
+from alphaprof.report.build import Report, RunReport
+from alphaprof.report.formats.first_screen import LESS, FirstScreen, first_screen
 from alphaprof.report.sections import ALL, NAMES
 
-COMMENT = 50_000  # bytes: a comment on GitHub holds 65,536, and the action adds to it
 WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
@@ -57,25 +57,14 @@ class ReportAnswer:
 
     def json(self) -> str:
         """Return the answers, and the values of the sections that were asked for, by default of all."""
-        for name in NAMES if not self.show or ALL in self.show else self.show:
-            self.report.section(name)
-        return render_json(self.report) + "\n"
-
-    def csv(self) -> str:
-        """Return the one table: a row a domain, then the whole traffic."""
-        return first_screen_csv(self.report)
+        names = NAMES if not self.show or ALL in self.show else self.show
+        values = {name: self.report.section(name) for name in names}
+        sections = {name: value for name, value in values.items() if value is not None}  # not those of other files
+        return render_json(dataclasses.replace(self.report, sections=sections)) + "\n"
 
     def md(self) -> str:
-        """Return the first screen, then all sections folded, or those that were asked for alone and unfolded."""
-        screen = first_screen(self.report)
-        lines = [f"## {signed(screen.verdict)}: {escaped_sentence(screen.about[0])}", ""]
-        for line in (*screen.about[1:], screen.times, screen.run):
-            lines += [escaped_sentence(line), ""] if line else []
-        lines += table_lines(screen.table)
-        lines += table_lines(screen.load) if screen.load is not None else []
-        for line in (screen.pays, f"Serve: {'   '.join(filter(None, screen.serve))}" if screen.serve else ""):
-            lines += [escaped_sentence(line), ""] if line else []
-        lines += block_lines(self.blocks()) if self.show else _folded_sections(self.report, COMMENT - _bytes(lines))
+        """Return the first screen, and below it the sections that were asked for."""
+        lines = [*first_screen_lines(self.report), *block_lines(self.blocks())]
         return "\n".join(lines).rstrip() + "\n"
 
     def html(self) -> str:
@@ -99,26 +88,19 @@ class ReportAnswer:
         return answer_figure(self.report).png()
 
 
-def _folded_sections(report: RunReport, room: int) -> Iterator[str]:
-    """Yield all sections folded, the notes first; those that do not fit into `room` bytes are named."""
-    left_out = []
-    for name in sorted(NAMES, key=lambda name: name != "notes"):
-        title, blocks, empty = report.drawn(name)
-        if empty:
-            continue
-        lines = ["<details>", f"<summary>{fmt.sentence(title)}</summary>", "", *block_lines(blocks), "</details>", ""]
-        size = _bytes(lines)
-        if size > room:
-            left_out.append(name)
-        else:
-            room -= size
-            yield from lines
-    if left_out:
-        yield f"Too long for a comment on GitHub: {', '.join(left_out)}. `alphaprof report --show NAME` prints one."
-
-
-def _bytes(lines: Sequence[str]) -> int:
-    return sum(len(line.encode()) + 1 for line in lines)
+def first_screen_lines(report: Report) -> Iterator[str]:
+    """Yield the first screen in Markdown, without what else there is."""
+    screen = first_screen(report)
+    yield from (f"## {signed(screen.verdict)}: {escaped_sentence(screen.about[0])}", "")
+    for line in filter(None, (*screen.about[1:], screen.times, screen.run)):
+        yield from (escaped_sentence(line), "")
+    yield from table_lines(screen.table)
+    yield from table_lines(screen.load) if screen.load is not None else ()
+    serve = f"Serve: {'   '.join(filter(None, screen.serve))}" if screen.serve else ""
+    for line in filter(None, (screen.pays, serve)):
+        yield from (escaped_sentence(line), "")
+    yield from (f"- {escaped_sentence(note)}" for note in screen.notes)
+    yield ""
 
 
 def _on_one_screen(screen: FirstScreen, console: Console) -> list[Text]:

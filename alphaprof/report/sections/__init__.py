@@ -16,7 +16,7 @@ from alphaprof.errors import OptionInvalid, shown
 ALL = "all"
 NAMES = (
     *("verdict", "drafts", "gammas", "rules", "causes", "load", "context", "requests", "target", "trees", "times"),
-    *("wiring", "documents", "notes", "legend"),
+    *("wiring", "notes", "legend"),
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, table_of
+from alphaprof.render.blocks import Block, OfOneText, table_of
 from alphaprof.report.build import RunReport
 from alphaprof.report.wording import judged
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
@@ -78,15 +78,11 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Attribution:
+class Attribution(OfOneText):
     """What one draft loses in a domain under a rule, split into causes that exclude each other and add up to it."""
 
-    domain: str
     draft: str
     rule: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the rule's own decoding (for a lossy rule: the target's) would emit this text
     documents: int
     positions: int
     lost: Interval  # share of all positions whose token is not an accepted draft: 1 - alpha times coverage
@@ -131,12 +127,9 @@ def _attribution(
         if share is not None and share.value > 0:
             causes.append(Cause(name, share, _remedy_of(name, facts, own and text.policy == SAMPLED)))
     return Attribution(
-        domain=text.domain,
+        **text.named | {"on_policy": own},
         draft=draft,
         rule=rule.id,
-        continuation=text.continuation,
-        sampling=text.sampling,
-        on_policy=own,
         documents=len(rows),
         positions=int(positions.sum()),
         lost=pooled_share(cluster, losses.lost[rows], positions, confidence) or Interval(1.0, 0.0, 1.0),

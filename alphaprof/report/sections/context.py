@@ -22,7 +22,8 @@ from alphaprof.report.build import RunReport
 from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.rules import parse_rule
-from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, quantile, ratio
+from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.student import quantile
 from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, listed_rounds
@@ -276,17 +277,19 @@ def draw(report: RunReport) -> Iterator[Block]:
         "gamma by load": lambda item: ", ".join(f"{best.concurrency}: {best.gamma}" for best in item.best),
     }
     for axis in report.section("context"):
-        rows = [(_tokens_of(item), {name: cell(item) for name, cell in columns.items()}) for item in axis.ranges]
+        rows = [
+            (
+                f"from {fmt.count(item.low)}" if item.low else f"below {fmt.count(item.high or 0)}",
+                {name: cell(item) for name, cell in columns.items()},
+            )
+            for item in axis.ranges
+        ]
         shown = [name for name in columns if any(cells[name] not in ("", fmt.NOTHING) for _, cells in rows)]
         what = "speedup: the row's best, chosen on the same documents"
         title = f"draft {axis.draft}, gamma {axis.gamma} ({what}), by tokens of context"
         timed_at = report.times.contexts if report.times is not None else ()
         below = [f"  {line}" for line in _context_lines(axis, max(timed_at, default=None))]
         yield Table(title, shown, rows, named="context", below=below, draft=axis.draft)
-
-
-def _tokens_of(item: ContextRange) -> str:
-    return f"from {fmt.count(item.low)}" if item.low else f"below {fmt.count(item.high or 0)}"
 
 
 def _context_lines(axis: ContextAxis, longest: int | None) -> Iterator[str]:

@@ -1,98 +1,32 @@
-"""Every draft by domain, at its best gamma; and how much of a text a draft with a reduced vocabulary can propose at all."""
+"""Every draft by domain, at its best gamma."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Figure, Table, Verdict, table_of
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
 from alphaprof.report.wording import alpha_name, formula, judged, of_best
-from alphaprof.stats.estimate import Interval
 from alphaprof.totals.count import by_chance
-from alphaprof.totals.log_sample import LogPart, shards
 
 TITLE = "every draft by domain, at its best gamma"
 EMPTY = "no document is complete yet"
 
 
-@dataclass(frozen=True)
-class VocabularyCoverage:
-    """The tokens of a domain's text that a draft has in its vocabulary: no rule that keeps the text accepts any other."""
-
-    domain: str
-    draft: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
-    documents: int
-    positions: int
-    proposable: Interval  # share of the positions whose token the draft can propose: at depth 1 as at every other
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """Drafts under the rules of the verdict."""
-
-    results: tuple[Result, ...]  # one for each draft, domain and kind of text
-    vocabulary: tuple[VocabularyCoverage, ...]  # of drafts that cannot propose every token of the target
-
-
-def compute(report: RunReport) -> Drafts:
-    """Return the results of every draft, and of drafts with a reduced vocabulary how much of a text they have."""
-    return Drafts(report.results, vocabulary_coverage(report.part, report.confidence))
-
-
-def vocabulary_coverage(part: LogPart, confidence: float) -> tuple[VocabularyCoverage, ...]:
-    """Of every draft with a reduced vocabulary, by domain and kind of text; nothing without a position log."""
-    if not part.run.has_log or not part.run.shards:
-        return ()
-    rows: list[VocabularyCoverage] = []
-    for draft, facts in part.run.manifest.drafts.items():
-        if not facts.reduced_vocabulary:
-            continue
-        sums = [
-            (shape.sums(columns["in_draft_vocabulary"]), shape.stop - shape.start)
-            for columns, shape in shards(part.run, draft, ["in_draft_vocabulary"])
-        ]
-        known, positions = (np.concatenate(values) for values in zip(*sums, strict=True))
-        for text in part.documents.groups:
-            share = text.share(known, positions, confidence)
-            if share is not None:
-                rows.append(
-                    VocabularyCoverage(
-                        domain=text.domain,
-                        draft=draft,
-                        continuation=text.continuation,
-                        sampling=text.sampling,
-                        on_policy=text.on_policy,
-                        documents=text.documents(positions),
-                        positions=int(positions[text.rows].sum()),
-                        proposable=share,
-                    )
-                )
-    return tuple(rows)
+def compute(report: RunReport) -> tuple[Result, ...]:
+    """Return the results of every draft under the rules of the verdict, by domain and kind of text."""
+    return report.results
 
 
 def draw(report: RunReport) -> Iterator[Block]:
-    """Yield a table of each draft and rule, and one of each reduced vocabulary."""
+    """Yield a table of each draft and rule, and what the rounds of heads leave out."""
     yield Figure("acceptance")
     for title, results in judged(report):
         every = [result for result in report.results if result.draft == results[0].draft]
         yield _by_domain(title, results, every, alpha_name(report.run, results[0].draft))
     yield from _rounds_of_heads(report)
-    coverage: dict[str, Callable[[VocabularyCoverage], str]] = {
-        "docs": lambda item: str(item.documents),
-        "can propose": lambda item: fmt.share_with_interval(item.proposable),
-    }
-    note = "  share of tokens in the draft's vocabulary: the ceiling for any rule that preserves the text"
-    for draft in report.run.drafts:
-        items = [item for item in report.section("drafts").vocabulary if item.draft == draft]
-        yield from table_of(f"draft {draft}: coverage of its vocabulary", items, coverage, below=[note])
 
 
 def _rounds_of_heads(report: RunReport) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What the target alone says, and what divergences from it promise: is a domain predictable, where is acceptance certain?
 
-By domain: the target's entropy and margin, how close in KL a draft has to come, what is certain of any draft that does, and
-what prompt lookup reaches. By draft: where its divergence made acceptance certain, and what was accepted without that. By
+By domain: the target's entropy and margin, how close in KL a draft has to come, and what is certain of any draft that does.
+By draft: where its divergence made acceptance certain, and what was accepted without that. By
 tenths of the positions: acceptance where the target is certain, and where it is not (docs/theory.md).
 """
 
@@ -18,19 +18,16 @@ import numpy as np
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Table, table_by_columns, table_of, text_name, text_names
-from alphaprof.report.answer import Result
+from alphaprof.render.blocks import Block, OfOneText, Table, table_by_columns, table_of, text_name, text_names
 from alphaprof.report.build import RunReport
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.report.wording import by_kind
 from alphaprof.rules import GREEDY, BoundRule, parse_rule, rules_of
-from alphaprof.run.manifest import Manifest
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
 from alphaprof.theory.certificates import SLACK, beta_bound, budget, strict_thresholds
 from alphaprof.totals.count import READ, Shape, TotalsRequest, columns_of
 from alphaprof.totals.documents import TextGroup, over_domains
-from alphaprof.totals.log_sample import AXES, LogPart, shards
+from alphaprof.totals.log_sample import MARGIN, LogPart, shards
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 
 Array = np.ndarray[Any, Any]
@@ -68,25 +65,9 @@ class CertainRun:
 
 
 @dataclass(frozen=True)
-class FreeDraft:
-    """What a draft that runs no model reaches in a domain under the rule that a verdict would concern."""
-
-    draft: str
-    rule: str
-    coverage: float | None  # share of positions with a proposal
-    alpha: Interval | None  # acceptance pooled over positions with a proposal
-    gamma: int | None  # of the most tokens per round
-    tokens_per_round: Interval | None  # at gamma
-
-
-@dataclass(frozen=True)
-class Predictability:
+class Predictability(OfOneText):
     """What the target alone says about a domain. Quantiles: the tenth, the median, the ninetieth percentile."""
 
-    domain: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
     units: int  # independent documents
     positions: int
     entropy: tuple[Interval, ...]  # of the target, in nats
@@ -94,19 +75,14 @@ class Predictability:
     top_prob: Interval  # mean; the ceiling of one_hot for any draft, if this text was sampled
     budgets: tuple[Budget, ...]  # by rule: how close in KL a draft would have to come
     runs: tuple[CertainRun, ...]  # by rule and KL: runs of certain tokens
-    free: tuple[FreeDraft, ...]  # what drafts that run no model reach
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(OfOneText):
     """One domain, draft and rule: where the divergence of the draft made acceptance certain (see `docs/theory.md`)."""
 
-    domain: str
     draft: str
     rule: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
     documents: int
     positions: int  # judged: with a proposal of a distribution (a tree: on the target's own greedy text)
     certified: Interval  # share of them whose KL(p||q) is below the threshold
@@ -118,14 +94,10 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class LosslessBounds:
+class LosslessBounds(OfOneText):
     """Lossless sampling: beta, and lower bounds of it from the smaller KL of each position (but for `from_mean`)."""
 
-    domain: str
     draft: str
-    continuation: str
-    sampling: dict[str, float] | None
-    on_policy: bool  # the target produced this text
     documents: int
     positions: int
     beta: Interval  # mean of sum min(p, q)
@@ -148,17 +120,16 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Decile:
-    """One tenth of all positions of a draft, by the target's margin or entropy, under one rule."""
+    """One tenth of all positions of a draft, by the target's margin p1 - p2, under one rule."""
 
     draft: str
     rule: str
     continuation: str
     sampling: dict[str, float] | None
     on_policy: bool  # the target produced this text
-    axis: str  # margin (p1 - p2) or entropy (nats)
-    place: int  # 1 for the lowest values; there are fewer than ten if values tie
-    low: float | None  # at least, less than; None: unbounded
-    high: float | None  # less than this
+    place: int  # 1 for the smallest margins; there are fewer than ten if margins tie
+    low: float | None  # margins of at least this; None: unbounded
+    high: float | None  # and of less than this
     positions: int  # with a proposal
     accepted: Interval | None  # share of them that the rule accepts
     certified: Interval | None  # share of those with a certificate that is certain to be accepted; None: there is none
@@ -177,7 +148,7 @@ def compute(report: RunReport) -> Target:
     """Return what the position log says of the target; nothing without a log, or without a complete shard."""
     part, shown = report.part, [*report.inputs.deciding, *report.others]
     return Target(
-        texts=predictability(part, report.results, report.confidence),
+        texts=predictability(part, report.confidence),
         certificates=build_certificates(part, report.confidence),
         tenths=deciles(part, shown, report.confidence),
     )
@@ -229,19 +200,16 @@ def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) 
     return shape.sums(certain), shape.sums(run), replay(trace, gamma)
 
 
-def predictability(part: LogPart, results: Sequence[Result], confidence: float) -> tuple[Predictability, ...]:
+def predictability(part: LogPart, confidence: float) -> tuple[Predictability, ...]:
     """Return what the target says of each domain and kind of text; nothing without a log."""
     run = part.run
     if not run.has_log or (log := TargetLog.of(run)) is None:
         return ()
-    return tuple(
-        _of_text(text, log.part(text.rows), max(run.gammas), tuple(_free(text, results, run.manifest)), confidence)
-        for text in part.documents.groups
-    )
+    return tuple(_of_text(text, log.part(text.rows), max(run.gammas), confidence) for text in part.documents.groups)
 
 
-def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft, ...], confidence: float) -> Predictability:
-    """Return what the target's columns at the positions of a text say. `free`: what drafts without a model reach."""
+def _of_text(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> Predictability:
+    """Return what the target's columns at the positions of a text say."""
 
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
         return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)
@@ -251,10 +219,7 @@ def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft,
     tops = np.add.reduceat(log.columns["target_top_prob"].astype(np.float64), np.cumsum(log.lengths) - log.lengths)
     margins = at(log.columns["target_margin"], QUANTILES)
     return Predictability(
-        domain=text.domain,
-        continuation=text.continuation,
-        sampling=text.sampling,
-        on_policy=text.on_policy,
+        **text.named,
         units=distinct(text.cluster),
         positions=int(log.lengths.sum()),
         entropy=at(log.columns["target_entropy"], QUANTILES),
@@ -264,7 +229,6 @@ def _of_text(text: TextGroup, log: TargetLog, gamma: int, free: tuple[FreeDraft,
         runs=tuple(
             _certain_run(text, rule, log, epsilon, gamma, confidence) for rule in log.thresholds for epsilon in EPSILONS
         ),
-        free=free,
     )
 
 
@@ -279,20 +243,6 @@ def _certain_run(text: TextGroup, rule: str, log: TargetLog, epsilon: float, gam
         tokens = tokens_interval(speedup([counted], [1.0], free_draft(gamma)), gamma, confidence)
     share = share_interval(shares, confidence)
     return CertainRun(rule, epsilon, share, replace(mean, high=min(longest, mean.high)), gamma, tokens)
-
-
-def _free(text: TextGroup, results: Sequence[Result], manifest: Manifest) -> Iterator[FreeDraft]:
-    """Yield what drafts that run no model (prompt lookup) reach on a text, under the rules that verdicts concern."""
-    mine = (text.domain, text.continuation, text.sampling, text.on_policy)
-    for result in results:
-        same = (result.domain, result.continuation, result.sampling, result.own) == mine
-        facts = manifest.drafts.get(result.draft)  # a hybrid is not a draft of the log
-        if not same or result.verdict is None or facts is None or facts.has_steps:
-            continue
-        tokens = {item.gamma: item.tokens_per_round for item in result.gammas if item.tokens_per_round is not None}
-        gamma = max(tokens, key=lambda gamma: tokens[gamma].value, default=None)
-        best = tokens[gamma] if gamma is not None else None
-        yield FreeDraft(result.draft, result.rule, result.coverage, result.alpha, gamma, best)
 
 
 @dataclass(frozen=True)
@@ -445,47 +395,37 @@ def _about_text(text: TextGroup, draft: str, counts: Array, divergence: Array) -
     """
     positions = counts[text.rows].sum()
     return {
-        "domain": text.domain,
+        **text.named,
         "draft": draft,
-        "continuation": text.continuation,
-        "sampling": text.sampling,
-        "on_policy": text.on_policy,
         "documents": text.documents(counts),
         "positions": int(positions),
         "mean_divergence": float(divergence[text.rows].sum() / positions),
     }
 
 
-def decile_counts(
-    run: Run, draft: str, rules: Sequence[BoundRule], edges: Mapping[str, Array]
-) -> dict[tuple[str, str], Array]:
-    """Count a draft's positions by id of the rule and axis, [documents, bins, 4]: those with a proposal, the sum of beta_t
-    over them, those that have a certificate, and those of them that are certified. Nothing if the run has no complete shard.
+def decile_counts(run: Run, draft: str, rules: Sequence[BoundRule], edges: Array) -> dict[str, Array]:
+    """Count a draft's positions by id of the rule, [documents, bins, 4]: those with a proposal, the sum of beta_t over them,
+    those that have a certificate, and those of them that are certified. Nothing if the run has no complete shard.
 
     `edges`: see `log_sample.decile_edges`.
     """
     thresholds = [rule for rule in rules if rule.id in run.log_rules.certified]
     request = TotalsRequest([rule.id for rule in rules], ())
-    names = [*columns_of(request, run.manifest.drafts[draft]), *AXES.values()]
+    names = [*columns_of(request, run.manifest.drafts[draft]), MARGIN]
     names += columns_of_certificates(thresholds) if thresholds else []
-    parts: dict[tuple[str, str], list[Array]] = {}
+    parts: dict[str, list[Array]] = {}
     for columns, shape in shards(run, draft, list(dict.fromkeys(names))):
         columns["greedy"] = shape.each(shape.policy == GREEDY)
         proposed = columns["proposed"] > 0
         nowhere = np.zeros(len(proposed), dtype=bool)
-        documents = len(shape.document)
-        document = shape.each(np.arange(documents))
-        counted = {}
+        documents, size = len(shape.document), len(edges) + 1
+        cell = shape.each(np.arange(documents)) * size + np.searchsorted(edges, columns[MARGIN], side="right")
         for rule in rules:
             certified = certified_positions(rule, columns, shape) if rule in thresholds else (nowhere, nowhere)
-            counted[rule.id] = (proposed, np.where(proposed, rule.accept(columns), 0.0), *certified)
-        for axis, column in AXES.items():
-            size = len(edges[axis]) + 1
-            cell = document * size + np.searchsorted(edges[axis], columns[column], side="right")
-            for name, each in counted.items():
-                counts = [np.bincount(cell, values, documents * size) for values in each]
-                parts.setdefault((name, axis), []).append(np.stack(counts, axis=-1).reshape(documents, size, 4))
-    return {key: np.concatenate(counts) for key, counts in parts.items()}
+            each = (proposed, np.where(proposed, rule.accept(columns), 0.0), *certified)
+            counts = [np.bincount(cell, values, documents * size) for values in each]
+            parts.setdefault(rule.id, []).append(np.stack(counts, axis=-1).reshape(documents, size, 4))
+    return {rule: np.concatenate(counts) for rule, counts in parts.items()}
 
 
 def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Decile, ...]:
@@ -501,7 +441,6 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
             continuation=text.continuation,
             sampling=text.sampling,
             on_policy=text.on_policy,
-            axis=axis,
             place=place,
             low=low,
             high=high,
@@ -510,9 +449,9 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
             certified=text.share(certified, judged, confidence),
         )
         for draft in run.manifest.drafts
-        for (rule, axis), counts in decile_counts(run, draft, rules_of(rules), part.edges).items()
+        for rule, counts in decile_counts(run, draft, rules_of(rules), part.edges).items()
         for text in texts
-        for place, (low, high) in enumerate(itertools.pairwise([None, *map(float, part.edges[axis]), None]), 1)
+        for place, (low, high) in enumerate(itertools.pairwise([None, *map(float, part.edges), None]), 1)
         for proposed, accepted, judged, certified in [counts[:, place - 1].T]
     )
 
@@ -541,27 +480,17 @@ def _in_a_sentence(text: Predictability, name: str) -> str:
     said += f": any draft within KL {CLOSE:g} keeps the target's top token at {fmt.percent(run.certain.value)} of positions"
     if run.tokens_per_round is not None:
         said += f", {fmt.number(run.tokens_per_round.value)} tokens per round or more at gamma {run.gamma}"
-    known = {free.draft: tokens for free in text.free if (tokens := free.tokens_per_round) is not None}
-    if known:
-        best = max(known, key=lambda draft: known[draft].value)
-        said += f"; {best} alone gets {fmt.interval(known[best])}"
     return f"{name}: {said}"
 
 
 def _target_alone(texts: Sequence[Predictability]) -> Iterator[Block]:
-    """Yield entropy, margin and the free draft by text, then KL budgets and what is certain of any draft."""
+    """Yield entropy and margin by text, then KL budgets and what is certain of any draft."""
     columns: dict[str, Callable[[Predictability], str]] = {
         "docs": lambda item: str(item.units),
         "entropy,\nnats": lambda item: _spread_cell(item.entropy),
         "margin": lambda item: _spread_cell(item.margin),
         "mean top\nprobability": lambda item: fmt.share_with_interval(item.top_prob),
     }
-    if any(item.free for item in texts):
-        columns |= {
-            "free draft:\nalpha": lambda item: fmt.share_with_interval(item.free[0].alpha if item.free else None),
-            "coverage": lambda item: fmt.share(item.free[0].coverage if item.free else None),
-            "tokens/round": lambda item: fmt.interval(item.free[0].tokens_per_round if item.free else None),
-        }
     title = "the target alone: how predictable it is (median, and 10th to 90th percentile)"
     yield from table_of(title, texts, columns)
     names = text_names(texts, texts)
@@ -685,8 +614,8 @@ def _lossless_table(draft: str, bounds: Sequence[LosslessBounds], cut: bool) -> 
 
 
 def _tenth_blocks(report: RunReport, target: Target) -> Iterator[Block]:
-    """Yield acceptance by tenths of the target's margin, then of its entropy: of rules with certificates that say something
-    what was certified of it, of the verdict's other rules the acceptance alone.
+    """Yield acceptance by tenths of the target's margin: of rules with certificates that say something what was certified
+    of it, of the verdict's other rules the acceptance alone.
     """
     nothing = _uncertified(report, target.certificates)
     known = target.certificates.certificates if target.certificates else ()
@@ -701,15 +630,14 @@ def _tenth_blocks(report: RunReport, target: Target) -> Iterator[Block]:
 
 
 def _tenth_tables(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -> Iterator[Table]:
-    """Yield a table for each axis and kind of text."""
-    for axis in dict.fromkeys(item.axis for item in items):
-        for kind, same in by_kind([item for item in items if item.axis == axis]).items():
-            rows: dict[tuple[float | None, float | None], tuple[str, dict[str, str]]] = {}
-            for item in same:
-                rows.setdefault((item.low, item.high), (_range(item), {}))[1][item.rule] = cell(item)
-            unit = ", nats" if axis == "entropy" else ""
-            title = f"{what}, by tenths of the target's {axis}{unit}{kind}"
-            yield table_by_columns(title, list(rows.values()), named=axis, draft=same[0].draft)
+    """Yield a table for each kind of text, which titles name if there are several."""
+    kinds: dict[str, dict[int, tuple[str, dict[str, str]]]] = {}
+    for item in items:
+        kind = fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", off-policy")
+        kinds.setdefault(kind, {}).setdefault(item.place, (_range(item), {}))[1][item.rule] = cell(item)
+    for kind, rows in kinds.items():
+        title = f"{what}, by tenths of the target's margin{f' ({kind})' if len(kinds) > 1 else ''}"
+        yield table_by_columns(title, list(rows.values()), named="margin", draft=items[0].draft)
 
 
 def _range(item: Decile) -> str:
@@ -717,5 +645,4 @@ def _range(item: Decile) -> str:
     edge = item.high if item.low is None else item.low
     if edge is None:
         return "all"
-    value = fmt.share(edge) if item.axis == "margin" else fmt.number(edge, 3)
-    return f"{'below' if item.low is None else 'from'} {value}"
+    return f"{'below' if item.low is None else 'from'} {fmt.share(edge)}"

@@ -55,7 +55,6 @@ class StaticTree:
     rounds: int
     tokens_per_round: Interval | None  # over all rounds
     iid_tokens_per_round: float | None  # if ranks were independent; None: of a head, whose ranks depend on the level
-    accepted: tuple[float | None, ...]  # share of the rounds with a proposal that accepted at least 1, 2, ... drafts
     chain: Interval | None  # tokens per round of the chain as deep
     more_than_chain: Interval | None  # tokens per round beyond those of the chain, paired
     by_domain: dict[str, Interval | None]  # tokens per round
@@ -71,7 +70,6 @@ class DraftTrees:
     tested_on: int  # documents
     coverage: tuple[Coverage, ...]  # on text that the target chose
     trees: tuple[StaticTree, ...]
-    headline: int | None  # nodes of the tree with the largest gain over its chain on the documents that choose
 
 
 @dataclass(frozen=True)
@@ -85,14 +83,11 @@ class TreePart:
 
 @dataclass(frozen=True)
 class TreeRounds:
-    """A tree on some documents: `rows` of the documents table, ascending, and the rounds on each; `accepted` [documents,
-    depth]: rounds that accepted at least d = 1, ..., depth drafts.
-    """
+    """A tree on some documents: `rows` of the documents table, ascending, and the rounds on each."""
 
     tree: Tree
     rows: Array
     rounds: RoundCounts
-    accepted: Array
 
     def decoded(self, rows: Sequence[Array]) -> list[tuple[RoundCounts, StepTimes]]:
         """Return rounds of some of its documents, with a draft that takes no time."""
@@ -180,17 +175,12 @@ def _trees_of(part: LogPart, draft: str, weights: Mapping[str, float] | None, co
     trees = [] if choosing.shares is None else [optimal_tree(choosing.shares, size, depth) for size in NODES]
     trees = [tree for tree in dict.fromkeys(trees) if tree.nodes]
     chains = {tree.depth: Tree.chain(tree.depth) for tree in trees}
-    jobs = [(tree, half) for half in (sample.tested, sample.choosing) for tree in (*trees, *chains.values())]
-    found = [
-        TreeRounds(tree, np.flatnonzero(half), RoundCounts.of(rounds, sample.cluster[half]), rounds.accepted)
-        for (tree, half), rounds in zip(jobs, replayed(run, draft, jobs), strict=True)  # the log is read once
-    ]
-    tested, chose = ({each.tree: each for each in half} for half in (found[: len(found) // 2], found[len(found) // 2 :]))
-    gains: dict[int, float] = {}
-    for tree in trees if choosing.rows else ():
-        own, other = (choosing.mix.value(chose[each].decoded(choosing.rows)) for each in (tree, chains[tree.depth]))
-        if own is not None and other is not None:
-            gains[tree.nodes] = own - other
+    jobs = [(tree, sample.tested) for tree in (*trees, *chains.values())]
+    rows, cluster = np.flatnonzero(sample.tested), sample.cluster[sample.tested]
+    tested = {
+        tree: TreeRounds(tree, rows, RoundCounts.of(rounds, cluster))
+        for (tree, _), rounds in zip(jobs, replayed(run, draft, jobs), strict=True)  # the log is read once
+    }
     return DraftTrees(
         draft=draft,
         by_depth=facts.by_depth,
@@ -201,7 +191,6 @@ def _trees_of(part: LogPart, draft: str, weights: Mapping[str, float] | None, co
             _static_tree(tested[tree], tested[chains[tree.depth]], sample, testing, facts.by_depth, confidence)
             for tree in trees
         ),
-        headline=max(gains, key=gains.__getitem__, default=None),
     )
 
 
@@ -243,15 +232,7 @@ def _static_tree(
     tree, decoded = own.tree, own.decoded(part.rows)
     counts = [each for each, _ in decoded]
     tokens, more = own.tokens(part, confidence), None
-    accepted: tuple[float | None, ...] = (None,) * tree.depth
     if tokens is not None:
-        scale = [1.0] * len(counts)
-        if part.mix.weights is not None:
-            scale = [weight / each.tokens.sum() for weight, each in zip(part.mix.weights, counts, strict=True)]
-        ready = sum(factor * each.drafted[:, :1].sum() for factor, each in zip(scale, counts, strict=True))
-        reached = [own.accepted[np.searchsorted(own.rows, rows)].sum(0) for rows in part.rows]
-        sums = np.asarray(sum(factor * depths for factor, depths in zip(scale, reached, strict=True)))
-        accepted = tuple(float(count / ready) if ready else None for count in sums)
         # As observed, the documents of all domains are one sample.
         rows, weights = ([np.concatenate(part.rows)], (1.0,)) if part.mix.weights is None else (part.rows, part.mix.weights)
         first, second = ([spent_and_base(*each) for each in side.decoded(rows)] for side in (chain, own))
@@ -264,7 +245,6 @@ def _static_tree(
         rounds=int(sum(each.rounds.sum() for each in counts)),
         tokens_per_round=tokens,
         iid_tokens_per_round=expected_tokens(tree, part.shares) if part.shares is not None and not by_depth else None,
-        accepted=accepted,
         chain=chain.tokens(part, confidence),
         more_than_chain=more,
         by_domain={
@@ -275,10 +255,12 @@ def _static_tree(
 
 
 def draw(report: RunReport) -> Iterator[Block]:
-    """Yield the gain of a tree over its chain, what a level covers, and tokens per round of every tree."""
+    """Yield what a level covers, and tokens per round of every tree beside its chain."""
     found: Sequence[DraftTrees] = report.section("trees")
     for item in found:
-        yield from _gain_over_chain(item)
+        if not any(tree.more_than_chain for tree in item.trees):
+            few = "no tree could be tested on the whole traffic; profile more documents of each domain"
+            yield f"draft {item.draft}: {few}"
         rows: list[Row] = [
             (
                 str(each.width),
@@ -306,6 +288,9 @@ def draw(report: RunReport) -> Iterator[Block]:
                 rows.append((fmt.short(domain), {nodes: fmt.interval(value) for nodes, value in tokens.items()}))
             yield table_by_columns(f"draft {item.draft}: tokens per round of these trees by domain", rows)
     if found:
+        yield Small(
+            "A tree pays if a round costs fewer decode steps than it emits tokens. Trees were not timed: no speedup."
+        )
         yield Small("iid ranks: tokens/round if ranks were independent. certain: KL(p||q) leaves no other possibility.")
 
 
@@ -318,20 +303,3 @@ def _numbers(tree: StaticTree, by_depth: bool) -> dict[str, str]:
     if not by_depth:
         cells["iid ranks"] = fmt.number(tree.iid_tokens_per_round)
     return cells
-
-
-def _gain_over_chain(item: DraftTrees) -> Iterator[str]:
-    """Yield the gain of one tree over its chain, and that time is not in it.
-
-    The tree must not be the one that gains most on the documents that test, or its interval would be that of the best of
-    several: it is the one that gains most where trees are chosen.
-    """
-    tree = next((tree for tree in item.trees if tree.nodes == item.headline), None)
-    if tree is None or tree.more_than_chain is None:
-        yield f"draft {item.draft}: no tree could be tested on the whole traffic; profile more documents of each domain"
-        return
-    more = tree.more_than_chain
-    gain = "accepts more than" if more.low > 0 else "accepts less than" if more.high < 0 else "does not clearly differ from"
-    values = f"{fmt.difference(more, 2)} tokens per round, {fmt.interval(tree.tokens_per_round)} in all"
-    yield f"draft {item.draft}: a tree of {tree.nodes} nodes {gain} its chain: {values}"
-    yield "  it pays if a round costs fewer decode steps than that; tree verification was not timed: no speedup, no verdict"
