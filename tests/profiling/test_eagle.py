@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from alphaprof.profiling.heads import eagle
+from alphaprof.profiling.heads import attention
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import recorded
@@ -203,7 +203,7 @@ def test_rows_in_chunks_are_the_same(case: Any, monkeypatch: pytest.MonkeyPatch)
     this = case("three layers")
     whole = depths(this), depths(this, 7)
     for size in (1, 2000):
-        monkeypatch.setattr(eagle, "SCORE_BYTES", size)
+        monkeypatch.setattr(attention, "SCORE_BYTES", size)
         for expected, made in zip(whole, (depths(this), depths(this, 7)), strict=True):
             torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close([logits[7:] for logits in whole[0]], whole[1], atol=1e-5, rtol=1e-5)

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers import Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from alphaprof.errors import ModelUnloadable, shown
+from alphaprof.profiling.heads.attention import Pair, Rounds, StepKeys
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, HeadLayer, Keys, SharingHead, attention, by_round
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, SharingHead, decoder_layers
 from alphaprof.profiling.heads.eagle_files import (
     ENGINE,
     OTHER_TARGET,
@@ -50,6 +52,7 @@ OWN = "dflash_config"  # of config.json, in z-lab's layout
 OF_OWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
 ANCHOR = "sample_from_anchor"
 BLOCK = 16  # rows, if files do not say
+AT_ONCE = 512  # blocks that are run together, with all of their rows
 
 
 class DFlash(OnePass, SharingHead):
@@ -76,60 +79,50 @@ class DFlash(OnePass, SharingHead):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(layers) * hidden, hidden, bias=False)
         self.hidden_norm, self.norm = (LlamaRMSNorm(hidden, eps) for _ in range(2))
-        self.blocks = nn.ModuleList(HeadLayer(config, hidden, True) for _ in range(config.num_hidden_layers))
+        self.blocks = decoder_layers(config)
         count = config.vocab_size if ids is None else len(ids)
         self.lm_head = nn.Linear(hidden, count, bias=False) if LM_HEAD not in target else None
 
-    def context(self, features: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of every layer [batch, groups, n, size] of target states [batch, n, features] from a place
-        on.
+    def context(self, features: torch.Tensor, start: int) -> list[Pair]:
+        """Return keys and values of every layer [batch, kv heads, n, head_dim] of target states [batch, n, features] at
+        positions from `start` on.
         """
-        states = self.hidden_norm(self.fc(features.to(self.dtype)))
-        places = torch.arange(start, start + features.shape[1], device=features.device)
-        rotation, blocks = self.rotary(states, places[None]), list[Any](self.blocks)
-        return [block.self_attn.projected(states, rotation)[1:] for block in blocks]
+        hidden_states = self.hidden_norm(self.fc(features.to(self.dtype)))
+        position_ids = torch.arange(start, start + features.shape[1], device=features.device)
+        cos, sin = self.rotary(hidden_states, position_ids[None])
+        pairs: list[Pair] = []
+        for attention in (layer.self_attn for layer in list[Any](self.blocks)):
+            shape = (*hidden_states.shape[:2], -1, attention.head_dim)
+            key = attention.k_norm(attention.k_proj(hidden_states).view(shape)).transpose(1, 2)
+            value = attention.v_proj(hidden_states).view(shape).transpose(1, 2)
+            pairs.append((apply_rotary_pos_emb(key, key, cos, sin)[1], value))
+        return pairs
 
-    def block(
-        self, anchors: torch.Tensor, places: torch.Tensor, known: list[tuple[torch.Tensor, torch.Tensor]], first: int
-    ) -> list[torch.Tensor]:
-        """Return states [batch, n, hidden] of each depth of the blocks with `anchors` [batch, n] at `places` [n], in the
-        order of the bases from `first` on; `known`: what `context` gives of all tokens.
+    def block(self, anchors: torch.Tensor, position_ids: torch.Tensor, **keys: Any) -> torch.Tensor:
+        """Return states [batch, depths, n, hidden] of blocks with `anchors` [batch, n] at `position_ids` [n]. `keys`: for
+        the layers, see `attention`.
         """
-        tokens = [anchors, *[torch.full_like(anchors, self.mask)] * (self.rows - 1)]
-        states = [self.embedded(each, self.norm.weight) for each in tokens]
-        rotations = [self.rotary(states[0], (places + row)[None]) for row in range(len(states))]
-        block: Any
-        for block, (keys, values) in zip(self.blocks, known, strict=True):
-            inputs = zip(map(block.input_layernorm, states), rotations, strict=True)
-            parts = [block.self_attn.projected(*each) for each in inputs]
-            own = [(key, value) for _, key, value in parts]
-            for row, (query, _, _) in enumerate(parts):
-                after = states[row] + block.self_attn.added(by_round(query, keys, values, own, first))
-                states[row] = after + block.mlp(block.post_attention_layernorm(after))
-        return [self.norm(each) for each in states[1 - self.anchored :]]
-
-    def alone(self, anchor: torch.Tensor, place: int, known: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Return states [batch, depths, hidden] of one block each with its `anchor` [batch, 1] at a place, in one step."""
-
-        def attend(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            keys, values = (torch.cat(pair, 2) for pair in zip(known[index], (key, value), strict=True))
-            return attention(query, keys, values)
-
-        masks = anchor.new_full((len(anchor), self.rows - 1), self.mask)
-        states = self.embedded(torch.cat([anchor, masks], 1), self.norm.weight)
-        rotation = self.rotary(states, torch.arange(place, place + self.rows, device=anchor.device)[None])
-        block: Any
-        for index, block in enumerate(self.blocks):
-            states = block(block.input_layernorm(states), states, rotation, index, attend)
-        drafted: torch.Tensor = self.norm(states)[:, 1 - self.anchored :]
-        return drafted
+        batch, count = anchors.shape
+        tokens = anchors.new_full((batch, self.rows, count), self.mask)
+        tokens[:, 0] = anchors
+        rows = position_ids + torch.arange(self.rows, device=anchors.device)[:, None]  # positions [rows, n]
+        hidden_states = self.embedded(tokens.flatten(1), self.norm.weight)
+        turns = self.rotary(hidden_states, rows.flatten()[None])
+        for layer in self.blocks:
+            hidden_states = layer(hidden_states, attention_mask=None, position_embeddings=turns, **keys)
+        states: torch.Tensor = self.norm(hidden_states).view(batch, self.rows, count, -1)[:, 1 - self.anchored :]
+        return states
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """See `HeadNetwork`."""
-        length = ids.shape[1]
-        anchors = functional.pad(ids, (0, 1))[:, first + 1 : length + 1]
-        places = torch.arange(first + 1, length + 1, device=ids.device)
-        yield from self.block(anchors, places, self.context(features, 0), first)[:depths]
+        length, known = ids.shape[1], self.context(features, 0)
+        anchors, position_ids = functional.pad(ids[:, 1:], (0, 1)), torch.arange(1, length + 1, device=ids.device)
+        parts = []
+        for start in range(first, length, AT_ONCE):
+            end = min(start + AT_ONCE, length)
+            rounds = Rounds(end - start, ((keys[:, :, :end], values[:, :, :end]) for keys, values in known))
+            parts.append(self.block(anchors[:, start:end], position_ids[start:end], rounds=rounds))
+        yield from torch.cat(parts, 2).unbind(1)[:depths]
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """See `HeadNetwork`."""
@@ -144,17 +137,19 @@ class DFlashCache(OnePassCache):
     """A DFlash drafter at work, a `HeadCache`: all that it keeps are keys of the target's states."""
 
     def __init__(self, network: DFlash) -> None:
-        self._network = network
-        self._keys = [Keys() for _ in network.blocks]
-        self._bases = 0
+        self._network, self._keys, self.bases = network, StepKeys(), 0
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """See `HeadCache`."""
-        made = self._network.context(features, self._bases)
-        known = [keys.put(self._bases, *each) for keys, each in zip(self._keys, made, strict=True)]
-        self._bases += tokens.shape[1]
-        self.drafted = self._network.alone(tokens[:, -1:], self._bases, known)
+        self._keys.start = self.bases
+        for layer, pair in enumerate(self._network.context(features, self.bases)):
+            self._keys.update(*pair, layer)
+        self.bases += tokens.shape[1]
+        self._keys.start = self.bases
+        position_ids = torch.tensor([self.bases], device=tokens.device)
+        states = self._network.block(tokens[:, -1:], position_ids, past_key_values=self._keys, is_causal=False)
+        self.drafted = states[:, :, 0]
         return self.drafted[:, 0]
 
 
@@ -245,7 +240,7 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
     if not (isinstance(layers, list) and layers and all(type(each) is int for each in layers) and type(mask) is int):
         raise files.refused("its config.json lacks the ids of the target's layers, or mask_token_id", COMPLETE)
     require_mask(files, mask, shape.get("vocab_size"))
-    of_transformers = layer_config(files, shape, qwen3=True)
+    of_transformers = layer_config(files, shape, Qwen3Config)
     total = of_transformers.vocab_size
     ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or total, total)
     return DFlashFormat(

@@ -147,9 +147,8 @@ def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> Eag
     if settings.get(PARALLEL_STEP) not in (None, 1):
         problem = f"its config.json has {PARALLEL_STEP}: {shown(settings[PARALLEL_STEP])} (parallel heads of ModelOpt)"
         raise files.refused(f"{problem}, which is unsupported", ENGINE)
-    layers = layer_config(
-        files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ())
-    )
+    is_qwen3 = model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ())
+    layers = layer_config(files, shape, Qwen3Config if is_qwen3 else LlamaConfig)
     ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)
 
@@ -158,7 +157,7 @@ def eagle1_format(files: HeadFiles) -> EagleFormat:
     """Return what the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
     config = files.config
     layout = _layout(files, EAGLE1_KINDS)
-    layers = layer_config(files, config, qwen3=False)
+    layers = layer_config(files, config, LlamaConfig)
     settings = {"use_aux_hidden_state": False, "nested_ids": None}
     return EagleFormat(files, layout, layers, settings, config.get("max_position_embeddings"))
 
@@ -188,10 +187,10 @@ def _layout(files: HeadFiles, known: dict[str, str], model_type: object = None) 
     return known[kind]
 
 
-def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
-    """Return the shape of its layers, as a config of transformers: no more of them than the files hold, since trainers keep
-    the target's num_hidden_layers. Raises `ModelUnloadable` for what transformers refuses, and for settings that would be
-    read as if they were not there.
+def layer_config(files: HeadFiles, shape: dict[str, Any], kind: Callable[..., Any]) -> Any:
+    """Return the shape of its layers, as a `kind` of config of transformers: no more of them than the files hold, since
+    trainers keep the target's num_hidden_layers. Raises `ModelUnloadable` for what transformers refuses, and for settings
+    that would be read as if they were not there.
     """
     if missing := [key for key in SIZES if shape.get(key) is None]:
         raise files.refused(f"its config.json lacks {', '.join(missing)}", COMPLETE)
@@ -203,7 +202,7 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
     held = [int(place[1] or 0) for name in files.tensors if (place := LAYER.match(name))]
     try:
         kept["num_hidden_layers"] = min(kept["num_hidden_layers"], max(held, default=math.inf) + 1)
-        config: Any = (Qwen3Config if qwen3 else LlamaConfig)(**kept)
+        config: Any = kind(**kept)
         rope = config.rope_parameters["rope_type"]
         rotary = LlamaRotaryEmbedding(config) if rope in FIXED_ROPE else None
     except Exception as error:

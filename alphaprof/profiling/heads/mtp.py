@@ -30,9 +30,10 @@ from transformers import modeling_layers
 from alphaprof.config.options import MtpDraft
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.heads.attention import ROUNDS, Rounds, StepKeys
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.files import HeadFiles, Stored, stored
-from alphaprof.profiling.heads.network import HeadNetwork, head_shape
+from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
 from alphaprof.profiling.models.hub import first_line, folder_of, weights_in
 from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice
 from alphaprof.profiling.models.teacher_forced import short_texts
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     from alphaprof.config.profile import ProfileOptions
 
-ROWS = 128  # bases in one call at depth 2 and above: their scores are as many times the bases before them, at every depth
 # Where modules stand in a checkpoint: as layers after the target's last, under `mtp`, or under `mtp_layers`.
 AFTER_LAST, QWEN, MIMO = "layers after the last", "mtp.*", "mtp_layers.*"
 PLACES = {
@@ -78,6 +78,7 @@ class _Modules(HeadNetwork):
     """
 
     ids = None
+    blind = False  # whether the embedding at position 0 is taken as zeros
 
     def __init__(self, mtp: Any, vocabulary: int, count: int) -> None:
         super().__init__()
@@ -85,6 +86,7 @@ class _Modules(HeadNetwork):
         self.config = mtp.config.get_text_config()
         self.own = nn.ModuleList(mtp.layers[:count])
         self.count = count
+        mtp.config._attn_implementation = ROUNDS
         if mtp.use_shared_post_norm:
             self.own.append(mtp.shared_post_norm)
         self._whole = (mtp,)  # in a tuple: its embeddings and head are the target's, no tensors of a head
@@ -107,29 +109,20 @@ class _Modules(HeadNetwork):
         config.num_hidden_layers = 1
         return head_shape(self.own, config, self.mtp.shared_head.weight)
 
-    def entries(self) -> Any:
-        """Return an empty cache for keys and values. It knows no layer types: masks keep sliding windows."""
-        from transformers.cache_utils import MtpCache
-
-        return MtpCache()
-
     def run(
-        self,
-        module: int,
-        tokens: torch.Tensor,
-        states: torch.Tensor,
-        position: int,
-        entries: Any = None,
-        blind: bool = False,
+        self, module: int, tokens: torch.Tensor, hidden_states: torch.Tensor, position_ids: torch.Tensor, **keys: Any
     ) -> torch.Tensor:
-        """Return states [batch, n, hidden] of a module from tokens [batch, n] and states [batch, n, hidden] at `position`
-        and after it. `entries`: the cache that they go to; `blind`: the first token's embedding is taken as zeros.
+        """Return states [batch, n, hidden] of a module, of tokens [batch, n] and states [batch, n, hidden] at `position_ids`
+        [n]. `keys`: for its layer, see `attention`.
         """
-        embeddings = self.mtp.embed_tokens(tokens).to(states.device)
-        if blind:
-            embeddings = torch.cat([torch.zeros_like(embeddings[:, :1]), embeddings[:, 1:]], dim=1)
-        positions = torch.arange(position, position + tokens.shape[1], device=states.device).expand(tokens.shape)
-        after: torch.Tensor = self.mtp.forward_layer(module, states, positions, entries, inputs_embeds=embeddings)
+        inputs_embeds = self.mtp.embed_tokens(tokens).to(hidden_states.device)
+        if self.blind:
+            inputs_embeds = inputs_embeds.masked_fill((position_ids == 0)[:, None], 0)
+        position_ids = position_ids.expand(tokens.shape)
+        past_key_values = keys.pop("past_key_values", None)
+        after: torch.Tensor = self.mtp.forward_layer(
+            module, hidden_states, position_ids, past_key_values, inputs_embeds=inputs_embeds, **keys
+        )
         return after
 
 
@@ -143,10 +136,12 @@ class ChainedModules(_Modules):
     @torch.inference_mode()
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """Yield a causal pass for each depth; see `HeadNetwork`."""
-        states = features
+        hidden_states, position_ids = features, torch.arange(ids.shape[1], device=ids.device)
+        tokens = pad(ids, (0, depths))
         for depth in range(1, depths + 1):
-            states = self.run(depth - 1, _following(ids, depth), states, depth)
-            yield states[:, first:]
+            rows = tokens[:, depth : depth + ids.shape[1]], hidden_states
+            hidden_states = self.run(depth - 1, *rows, position_ids + depth)
+            yield hidden_states[:, first:]
 
     def cache(self, first: torch.Tensor | None = None) -> ChainedEntries:
         """Return an empty cache."""
@@ -159,7 +154,7 @@ class ChainedEntries:
     """
 
     def __init__(self, chain: ChainedModules) -> None:
-        self._chain, self._entries = chain, chain.entries()
+        self._chain, self._keys = chain, StepKeys()
         self._tokens = torch.empty(0)  # x_1, x_2, ... and drafts after them
         self._bases = 0
         self._made = [0] * chain.count
@@ -182,9 +177,10 @@ class ChainedEntries:
     def _make(self, module: int) -> torch.Tensor:
         """Return the state of the last base, after a module has made entries for all that it lacks."""
         begin, given = self._made[module], self._given[module]
-        _keep(self._entries, module, begin)
+        self._keys.start = begin
         tokens = self._tokens[:, begin + module : self._bases + module]
-        states = self._chain.run(module, tokens, given, begin + module + 1, self._entries)
+        position_ids = torch.arange(begin, self._bases, device=tokens.device) + module + 1
+        states = self._chain.run(module, tokens, given, position_ids, past_key_values=self._keys)
         verified = max(begin, self._bases - module)
         self._made[module], self._given[module] = verified, given[:, verified - begin :]
         if module + 1 < self._chain.count:
@@ -193,96 +189,34 @@ class ChainedEntries:
         return states[:, -1]
 
 
-class ReusedModule(_Modules):
-    """The first module at every depth. `blind`: the embedding at base 0 is taken as zeros, as engines have it for some
-    architectures; `window`: how many entries sliding attention sees (None: all); `normed`: the state that the next depth
-    reads is the one after the module's final norm (else the one before it; a module without such a norm has one state).
+class ReusedModule(_Modules, RoundHead):
+    """The first module at every depth. `blind`: the embedding at position 0 is taken as zeros, as engines have it for some
+    architectures; `normed`: the state that the next depth reads is the one after the module's final norm (else the one
+    before it; a module without such a norm has one state).
     """
 
-    def __init__(
-        self, mtp: Any, vocabulary: int, blind: bool = False, window: int | None = None, normed: bool = True
-    ) -> None:
+    def __init__(self, mtp: Any, vocabulary: int, blind: bool = False, normed: bool = True) -> None:
         twin = _with_first_alone(mtp)
         super().__init__(twin, vocabulary, 1)
-        self.blind, self._window = blind, window
-        self._mask: torch.Tensor | None = None
-        twin.create_masks_for_mtp_layer = self._masks
+        self.blind = blind
         module = twin.layers[0]
         self._norm = module.post_norm if module.use_post_norm and not normed else None
         module.use_post_norm = module.use_post_norm and normed
 
+    def entry(self, features: torch.Tensor) -> torch.Tensor:
+        """See `RoundHead`."""
+        return features
+
+    @torch.inference_mode()
+    def step(
+        self, tokens: torch.Tensor, hidden_states: torch.Tensor, position_ids: torch.Tensor, **keys: Any
+    ) -> torch.Tensor:
+        """See `RoundHead`."""
+        return self.run(0, tokens, hidden_states, position_ids, **keys)
+
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Return logits [n, vocabulary] by the target's LM head, after the module's final norm."""
         return super().logits(states if self._norm is None else self._norm(states), depth)
-
-    def _masks(self, *given: Any, **named: Any) -> dict[str, Any]:
-        """Return the masks that transformers makes, or the one that is set."""
-        if self._mask is not None:
-            return {"attention_mask": self._mask}
-        made: dict[str, Any] = type(self.mtp).create_masks_for_mtp_layer(self.mtp, *given, **named)
-        return made
-
-    @torch.inference_mode()
-    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
-        """Depth 1 in one causal pass, the others a few bases at a time after its keys; see `HeadNetwork`."""
-        entries, length = self.entries(), ids.shape[1]
-        states = self.run(0, _following(ids, 1), features, 0, entries, self.blind)[:, first:]
-        yield states
-        true = (entries.layers[0].keys, entries.layers[0].values)
-        begins = range(first, length, ROWS)
-        own = [tuple(entry[..., :0, :] for entry in true)] * len(begins)
-        for depth in range(2, depths + 1):
-            tokens, parts = _following(ids, depth), []
-            for number, begin in enumerate(begins):
-                end = min(begin + ROWS, length)
-                layer = entries.layers[0]
-                pairs = zip(true, own[number], strict=True)
-                layer.keys, layer.values = (torch.cat([entry[..., :end, :], mine], dim=-2) for entry, mine in pairs)
-                parts.append(
-                    self._deeper(tokens[:, begin:end], states[:, begin - first : end - first], begin, depth, entries)
-                )
-                own[number] = (layer.keys[..., end:, :], layer.values[..., end:, :])
-            states = torch.cat(parts, dim=1)
-            yield states
-
-    def _deeper(self, tokens: torch.Tensor, states: torch.Tensor, begin: int, depth: int, entries: Any) -> torch.Tensor:
-        """Return states at a depth of the bases from `begin` on; `entries`: the true ones up to the last of them, then
-        theirs.
-        """
-        seen = seen_at(begin, begin + tokens.shape[1], depth, self._window).to(states.device)
-        blocked = torch.full(seen.shape, torch.finfo(states.dtype).min, dtype=states.dtype, device=states.device)
-        self._mask = blocked.masked_fill(seen, 0.0)[None, None]
-        try:
-            return self.run(0, tokens, states, begin + depth - 1, entries)
-        finally:
-            self._mask = None
-
-    def cache(self, first: torch.Tensor | None = None) -> ReusedEntries:
-        """Return an empty cache."""
-        return ReusedEntries(self)
-
-
-class ReusedEntries:
-    """The reused module at work: entries of the verified bases, then those of the round's drafts."""
-
-    def __init__(self, module: ReusedModule) -> None:
-        self._module, self._entries = module, module.entries()
-        self._bases = 0
-
-    @torch.inference_mode()
-    def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """See `HeadCache`."""
-        _keep(self._entries, 0, self._bases)
-        blind = self._module.blind and not self._bases
-        states = self._module.run(0, tokens, features, self._bases, self._entries, blind)
-        self._bases += tokens.shape[1]
-        return states[:, -1]
-
-    @torch.inference_mode()
-    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """See `HeadCache`."""
-        _keep(self._entries, 0, self._bases + depth - 2)
-        return self._module.run(0, token[:, None], state[:, None], self._bases + depth - 2, self._entries)[:, -1]
 
 
 def _with_first_alone(mtp: Any) -> Any:
@@ -291,34 +225,6 @@ def _with_first_alone(mtp: Any) -> Any:
     twin._modules, module._modules = dict(mtp._modules), dict(module._modules)
     twin.layers = nn.ModuleList([module])
     return twin
-
-
-def seen_at(begin: int, end: int, depth: int, window: int | None) -> torch.Tensor:
-    """Return which keys the bases `begin` .. `end` - 1 see at a depth of 2 or more: [end - begin, keys] of bool. Keys:
-    those of bases 0 .. `end` - 1 at depth 1, then those of bases `begin` .. `end` - 1 at depths 2 .. `depth`. `window`: see
-    `ReusedModule`; a key of depth k at base i has the place i + k - 1.
-    """
-    base = torch.arange(begin, end)[:, None]
-    true = torch.arange(end)[None]
-    places, seen = [true.expand(end - begin, end)], [true <= base]
-    for own in range(2, depth + 1):
-        places.append((base.T + own - 1).expand(end - begin, end - begin))
-        seen.append(base == base.T)
-    visible = torch.cat(seen, dim=1)
-    return visible if window is None else visible & (base + depth - 1 - torch.cat(places, dim=1) < window)
-
-
-def _following(ids: torch.Tensor, depth: int) -> torch.Tensor:
-    """For base i the token x_(i+depth); 0 beyond the text."""
-    rest = ids[:, depth:]
-    return pad(rest, (0, ids.shape[1] - rest.shape[1]))
-
-
-def _keep(entries: Any, module: int, count: int) -> None:
-    """Drop all entries of a module but the first `count`."""
-    if module < len(entries.layers) and entries.layers[module].is_initialized:
-        layer = entries.layers[module]
-        layer.keys, layer.values = layer.keys[..., :count, :], layer.values[..., :count, :]
 
 
 def load_mtp(
@@ -335,14 +241,10 @@ def load_mtp(
     reuse = draft.reuse is not False
     mtp = _loaded(files, target, layout, count)
     blind = config.model_type.startswith(BLIND) or layout == MIMO
-    network: ReusedModule | ChainedModules
+    network = ReusedModule(mtp, target.vocabulary, blind) if reuse else ChainedModules(mtp, target.vocabulary)
     alternatives: list[Alternative] = []
-    if reuse:
-        network = ReusedModule(mtp, target.vocabulary, blind, _window(mtp.config))
-    else:
-        network = ChainedModules(mtp, target.vocabulary)
     if reuse and mtp.layers[0].use_post_norm:
-        unnormed = ReusedModule(mtp, target.vocabulary, blind, _window(mtp.config), normed=False)
+        unnormed = ReusedModule(mtp, target.vocabulary, blind, normed=False)
         engines = ("vLLM",) if config.model_type == UNNORMED else ()
         alternatives.append(Alternative("states fed back before the norm", FED_BEFORE, unnormed, 2, engines))
     _require_running(files, network, target)
@@ -491,14 +393,6 @@ def _renamed(name: str, layout: str, owner: Any) -> str:
     return f"model.layers.{owner.config.get_text_config().num_hidden_layers + int(number)}.{rest}"
 
 
-def _window(config: Any) -> int | None:
-    """Return how many entries the first module sees by its layer type. Raises `ValueError` for a type that is not
-    attention.
-    """
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    return int(config.sliding_window) if kinds[0] == "sliding_attention" else None
-
-
 @torch.inference_mode()
 def _require_running(files: HeadFiles, network: ReusedModule | ChainedModules, target: Model) -> None:
     """Raise `ModelUnloadable` unless the modules work on two short texts, whole and step by step: some have attention
@@ -509,6 +403,10 @@ def _require_running(files: HeadFiles, network: ReusedModule | ChainedModules, t
     features = target.network.get_input_embeddings()(ids)
     reason = f"layers of {', '.join(sorted(kinds))}" if kinds else ""
     try:
+        for module in range(network.count):
+            network.run(module, ids, features, torch.arange(ids.shape[1], device=ids.device), rounds=(rounds := Rounds(1)))
+            if not rounds.verified:
+                raise NotImplementedError("attention that transformers' registry does not choose")
         depths = min(3, network.most or 3)
         whole = list(network.states(ids, features, depths, 0))
         cache = network.cache()

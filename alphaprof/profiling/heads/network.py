@@ -14,8 +14,10 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
 from alphaprof.costs.roofline import EXPERTS, ModelShape
+from alphaprof.profiling.heads.attention import Rounds, StepKeys
 from alphaprof.profiling.models.teacher_forced import FINAL
 
 
@@ -89,6 +91,76 @@ class HeadNetwork(nn.Module, ABC):
         """Return an empty cache, for texts that begin with the tokens `first` [batch]: no base reads them, and only drafters
         that are models by themselves do.
         """
+
+
+class RoundHead(HeadNetwork):
+    """A head of decoder layers that run one more row of a round for each depth. `ahead`: 1 if the first token of a text is a
+    row of its own, before that of base 0, which base i then reads with the tokens up to i + 1; else 0.
+    """
+
+    ahead = 0
+
+    @abstractmethod
+    def entry(self, features: torch.Tensor) -> torch.Tensor:
+        """Return what depth 1 reads [batch, n, hidden] in place of an own state, of features [batch, n, features]."""
+
+    def deeper(self, tokens: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what depths beyond the first read, of the tokens drafted before them [batch, n] and the states [batch, n,
+        hidden] at the depth before.
+        """
+        return tokens, hidden_states
+
+    @abstractmethod
+    def step(
+        self, tokens: torch.Tensor, hidden_states: torch.Tensor, position_ids: torch.Tensor, **keys: Any
+    ) -> torch.Tensor:
+        """Return states [batch, n, hidden] at a depth, of tokens [batch, n], the states before [batch, n, hidden] and
+        position_ids [n]. `keys`: the `rounds` or `past_key_values` of `attention`, for the layers.
+        """
+
+    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
+        """See `HeadNetwork`. Keys of the verified tokens are computed once, at depth 1, for all bases."""
+        length, begin = ids.shape[1], first + self.ahead
+        tokens = pad(ids, (0, depths))
+        position_ids = torch.arange(length + self.ahead, device=ids.device)
+        rounds = Rounds(length - first)
+        rows = tokens[:, 1 - self.ahead : length + 1], self.entry(features)
+        hidden_states = self.step(*rows, position_ids, rounds=rounds)[:, begin:]
+        yield hidden_states
+        for depth in range(2, depths + 1):
+            rows = self.deeper(tokens[:, first + depth : length + depth], hidden_states)
+            hidden_states = self.step(*rows, position_ids[begin:] + depth - 1, rounds=rounds)
+            yield hidden_states
+
+    def cache(self, first: torch.Tensor | None = None) -> HeadCache:
+        """Return an empty cache."""
+        return RoundCache(self)
+
+
+class RoundCache:
+    """Such a head at work, a `HeadCache`: rows of a round's drafts come after those of verified bases, and the next round
+    writes over them. `bases`: how many there are of these.
+    """
+
+    def __init__(self, head: RoundHead) -> None:
+        self._head, self._keys, self.bases = head, StepKeys(), 0
+
+    @torch.inference_mode()
+    def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """See `HeadCache`."""
+        hidden_states = self._step(tokens, self._head.entry(features), self.bases)
+        self.bases += tokens.shape[1]
+        return hidden_states[:, -1]
+
+    @torch.inference_mode()
+    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
+        """See `HeadCache`."""
+        return self._step(token[:, None], state[:, None], self.bases + depth - 2)[:, 0]
+
+    def _step(self, tokens: torch.Tensor, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
+        self._keys.start = start
+        position_ids = torch.arange(start, start + tokens.shape[1], device=hidden_states.device)
+        return self._head.step(tokens, hidden_states, position_ids, past_key_values=self._keys)
 
 
 def head_shape(

@@ -51,7 +51,7 @@ class PEagle(MaskRows, Eagle3):
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, len(reading.layers) * width))
 
     def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `EagleHead`: mask rows, whatever was drafted."""
+        """See `RoundHead`: mask rows, whatever was drafted."""
         return torch.full_like(tokens, self.mask), self.entry(self.mask_hidden).expand_as(states)
 
 
