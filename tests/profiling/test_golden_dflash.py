@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -185,11 +186,11 @@ def vllm_rounds(request: dict[str, Any], gamma: int, size: int) -> Iterator[list
 def causal_block(block: Callable[..., Any]) -> Callable[..., Any]:
     """Rows that read no later row: by drafting each of them with a block that ends there."""
 
-    def changed(self: Any, *arguments: Any) -> Any:
+    def changed(self: Any, *arguments: Any, **keys: Any) -> Any:
         total, found = self.rows, []
         for self.rows in range(2, total + 1):
-            found.append(block(self, *arguments)[-1])
-        return found
+            found.append(block(self, *arguments, rounds=copy.deepcopy(keys["rounds"]))[:, -1])
+        return torch.stack(found, 1)
 
     return changed
 
@@ -209,11 +210,11 @@ MUTATIONS: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
 
 
 def moved(block: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, anchors, places, *rest: block(self, anchors, places + 1, *rest)
+    return lambda self, anchors, places, **keys: block(self, anchors, places + 1, **keys)
 
 
 def without_anchor(block: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, anchors, *rest: block(self, torch.full_like(anchors, self.mask), *rest)
+    return lambda self, anchors, places, **keys: block(self, torch.full_like(anchors, self.mask), places, **keys)
 
 
 def stale(context: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,8 @@ class Rounds:
     def update(self, key: torch.Tensor, value: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor, list[Pair]]:
         """Add those of a call; returns the keys and values of the tokens, and of every row of the rounds so far."""
         if layer in self.verified:
-            self._drafted[layer] += zip(key.split(self.count, 2), value.split(self.count, 2), strict=True)
+            rows = (torch.split(each, self.count, 2) for each in (key, value))
+            self._drafted[layer] += zip(*rows, strict=True)
         else:
             self.verified[layer] = key, value
         return *self.verified[layer], self._drafted[layer]
@@ -94,9 +95,9 @@ def attend(
         key, value, drafted = rounds.update(key, value, module.layer_idx)
     rows, tokens = query.shape[2], key.shape[2]
     if drafted:
-        count = drafted[0][0].shape[2]
-        parts = [by_round(part, key, value, drafted, scaling, sliding_window, s_aux) for part in query.split(count, 2)]
-        attended = torch.cat(parts, 2)
+        parts = torch.split(query, drafted[0][0].shape[2], 2)
+        how = drafted, scaling, sliding_window, s_aux
+        attended = torch.cat([by_round(part, key, value, *how) for part in parts], 2)
     elif s_aux is not None or (sliding_window is not None and tokens > sliding_window):
         attended = by_round(query, key, value, drafted, scaling, sliding_window, s_aux)
     else:
