@@ -200,7 +200,7 @@ def test_a_roofline_moves_and_computes_what_the_steps_do(name: str) -> None:
     products, parameters = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
     assert products == flops(shape.later, Load(1, 3))
     assert bytes_moved(shape.later, Load(1, 3)) == 4 * parameters
-    kept = sum(full[:1, :, :7].numel() for keys in cache._keys for full in keys._full)
+    kept = sum(full[:1, :, :7].numel() for pair in cache.keys.layers.values() for full in pair)
     assert bytes_moved(shape, Load(1, 1, 7)) - bytes_moved(shape, Load(1, 1)) == 4 * kept
     assert shape.total_weight_bytes == 4 * sum(each.numel() for each in network.parameters())
     assert shape == ModelShape(**known_shape(head(network=network)))

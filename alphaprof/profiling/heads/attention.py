@@ -52,16 +52,16 @@ class StepKeys:
 
     def __init__(self) -> None:
         self.start = 0
-        self._layers: dict[int, list[torch.Tensor]] = {}
+        self.layers: dict[int, list[torch.Tensor]] = {}
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any) -> Pair:
         """Write those of n tokens [batch, kv heads, n, size]; returns all up to them."""
-        full, end = self._layers.get(layer), self.start + key.shape[2]
+        full, end = self.layers.get(layer), self.start + key.shape[2]
         if full is None or end > full[0].shape[2]:
             grown = [each.new_empty((*each.shape[:2], max(ROOM, 2 * end), each.shape[3])) for each in (key, value)]
             for new, old in zip(grown, full or (), strict=False):
                 new[:, :, : self.start] = old[:, :, : self.start]
-            full = self._layers[layer] = grown
+            full = self.layers[layer] = grown
         for tensor, each in zip(full, (key, value), strict=True):
             tensor[:, :, self.start : end] = each
         return full[0][:, :, :end], full[1][:, :, :end]

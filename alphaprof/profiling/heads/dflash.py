@@ -52,7 +52,7 @@ OWN = "dflash_config"  # of config.json, in z-lab's layout
 OF_OWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
 ANCHOR = "sample_from_anchor"
 BLOCK = 16  # rows, if files do not say
-AT_ONCE = 512  # blocks that are run together, with all of their rows
+AT_ONCE, GPU_AT_ONCE = 64, 512  # blocks that are run together, with all of their rows
 
 
 class DFlash(OnePass, SharingHead):
@@ -117,9 +117,9 @@ class DFlash(OnePass, SharingHead):
         """See `HeadNetwork`."""
         length, known = ids.shape[1], self.context(features, 0)
         anchors, position_ids = functional.pad(ids[:, 1:], (0, 1)), torch.arange(1, length + 1, device=ids.device)
-        parts = []
-        for start in range(first, length, AT_ONCE):
-            end = min(start + AT_ONCE, length)
+        span, parts = AT_ONCE if ids.device.type == "cpu" else GPU_AT_ONCE, []
+        for start in range(first, length, span):
+            end = min(start + span, length)
             rounds = Rounds(end - start, ((keys[:, :, :end], values[:, :, :end]) for keys, values in known))
             parts.append(self.block(anchors[:, start:end], position_ids[start:end], rounds=rounds))
         yield from torch.cat(parts, 2).unbind(1)[:depths]
@@ -137,18 +137,18 @@ class DFlashCache(OnePassCache):
     """A DFlash drafter at work, a `HeadCache`: all that it keeps are keys of the target's states."""
 
     def __init__(self, network: DFlash) -> None:
-        self._network, self._keys, self.bases = network, StepKeys(), 0
+        self._network, self.keys, self.bases = network, StepKeys(), 0
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """See `HeadCache`."""
-        self._keys.start = self.bases
+        self.keys.start = self.bases
         for layer, pair in enumerate(self._network.context(features, self.bases)):
-            self._keys.update(*pair, layer)
+            self.keys.update(*pair, layer)
         self.bases += tokens.shape[1]
-        self._keys.start = self.bases
+        self.keys.start = self.bases
         position_ids = torch.tensor([self.bases], device=tokens.device)
-        states = self._network.block(tokens[:, -1:], position_ids, past_key_values=self._keys, is_causal=False)
+        states = self._network.block(tokens[:, -1:], position_ids, past_key_values=self.keys, is_causal=False)
         self.drafted = states[:, :, 0]
         return self.drafted[:, 0]
 

@@ -154,7 +154,7 @@ class ChainedEntries:
     """
 
     def __init__(self, chain: ChainedModules) -> None:
-        self._chain, self._keys = chain, StepKeys()
+        self._chain, self.keys = chain, StepKeys()
         self._tokens = torch.empty(0)  # x_1, x_2, ... and drafts after them
         self._bases = 0
         self._made = [0] * chain.count
@@ -177,10 +177,10 @@ class ChainedEntries:
     def _make(self, module: int) -> torch.Tensor:
         """Return the state of the last base, after a module has made entries for all that it lacks."""
         begin, given = self._made[module], self._given[module]
-        self._keys.start = begin
+        self.keys.start = begin
         tokens = self._tokens[:, begin + module : self._bases + module]
         position_ids = torch.arange(begin, self._bases, device=tokens.device) + module + 1
-        states = self._chain.run(module, tokens, given, position_ids, past_key_values=self._keys)
+        states = self._chain.run(module, tokens, given, position_ids, past_key_values=self.keys)
         verified = max(begin, self._bases - module)
         self._made[module], self._given[module] = verified, given[:, verified - begin :]
         if module + 1 < self._chain.count:

@@ -143,7 +143,7 @@ class RoundCache:
     """
 
     def __init__(self, head: RoundHead) -> None:
-        self._head, self._keys, self.bases = head, StepKeys(), 0
+        self._head, self.keys, self.bases = head, StepKeys(), 0
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
@@ -158,9 +158,9 @@ class RoundCache:
         return self._step(token[:, None], state[:, None], self.bases + depth - 2)[:, 0]
 
     def _step(self, tokens: torch.Tensor, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
-        self._keys.start = start
+        self.keys.start = start
         position_ids = torch.arange(start, start + tokens.shape[1], device=hidden_states.device)
-        return self._head.step(tokens, hidden_states, position_ids, past_key_values=self._keys)
+        return self._head.step(tokens, hidden_states, position_ids, past_key_values=self.keys)
 
 
 def head_shape(
