@@ -26,6 +26,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 EMBEDDING = torch.randn(VOCABULARY, 24, generator=torch.Generator().manual_seed(3))
+WINDOWS = {"layer_types": ["sliding_attention", "sliding_attention"]}
 # What a variant changes in the config, the ids that it can draft, and tensors that it has beside.
 OWN = "own embedding, narrower than the target"
 VARIANTS: dict[str, tuple[dict[str, Any], list[int] | None, Tensors]] = {
@@ -46,6 +47,24 @@ VARIANTS: dict[str, tuple[dict[str, Any], list[int] | None, Tensors]] = {
     "linear positions": ({"layer": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}}, [0, 2, 3, 5, 6], {}),
     "positions of Llama 3": ({"layer": {"rope_scaling": LLAMA3}}, [0, 2, 3, 5, 6], {}),
     "qwen3": ({"layer": {"model_type": "qwen3"}}, [0, 2, 3, 5, 6], {}),
+    "a sliding window": (
+        {"layer": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}},
+        [0, 2, 3, 5, 6],
+        {},
+    ),
+    "windows shorter than a round": (
+        {"layer": WINDOWS | {"sliding_window": 3, "num_hidden_layers": 2}},
+        [0, 2, 3, 5, 6],
+        {},
+    ),
+    "qwen3 with windows": (
+        {
+            "layer": WINDOWS
+            | {"sliding_window": 6, "num_hidden_layers": 2, "model_type": "qwen3", "use_sliding_window": True}
+        },
+        [0, 2, 3, 5, 6],
+        {},
+    ),
     "all tokens": ({"draft_vocab_size": VOCABULARY}, None, {}),
     "a mapping that does not ascend": ({}, [5, 0, 6, 2, 3], {}),
     OWN: (

@@ -414,9 +414,13 @@ BAD = {
     "d2t and t2d": (weight("d2t", torch.tensor([0, 0, 1, 2, 2])), "do not name 5 different tokens"),
     "no d2t": (without("d2t"), "it proposes 5 of 7 tokens, but its files lack d2t"),
     "a size that is missing": (layer(num_attention_heads=None), "its config.json lacks num_attention_heads"),
-    "sliding windows": (
+    "a sliding window of no size": (
         layer(layer_types=["sliding_attention"]),
-        "has unsupported settings: sliding windows",
+        "has unsupported settings: sliding_window 0",
+    ),
+    "attention in chunks": (
+        layer(layer_types=["chunked_attention"]),
+        "has unsupported settings: layer_types chunked_attention",
     ),
     "positions that depend on the length": (
         layer(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 ROUNDS = "alphaprof_rounds"  # its name in the registry
+SLIDING = "sliding_attention"  # a layer type of transformers
 # Attention scores of a chunk of rows, in float32: small for a CPU's cache, large for a GPU's launches.
 SCORE_BYTES, GPU_SCORE_BYTES = 64 << 20, 1 << 30
 ROOM = 64  # tokens that the tensors of a text that grows have room for at least
@@ -94,12 +95,13 @@ def attend(
     if rounds is not None:
         key, value, drafted = rounds.update(key, value, module.layer_idx)
     rows, tokens = query.shape[2], key.shape[2]
+    window = getattr(module, "sliding_window", None) if sliding_window is None else sliding_window
     if drafted:
         parts = torch.split(query, drafted[0][0].shape[2], 2)
-        how = drafted, scaling, sliding_window, s_aux
+        how = drafted, scaling, window, s_aux
         attended = torch.cat([by_round(part, key, value, *how) for part in parts], 2)
-    elif s_aux is not None or (sliding_window is not None and tokens > sliding_window):
-        attended = by_round(query, key, value, drafted, scaling, sliding_window, s_aux)
+    elif s_aux is not None or (window is not None and tokens > window):
+        attended = by_round(query, key, value, drafted, scaling, window, s_aux)
     else:
         mask = None
         causal = is_causal is not False and rows > 1
@@ -118,6 +120,16 @@ def attend(
 
 
 ALL_ATTENTION_FUNCTIONS.register(ROUNDS, attend)
+
+
+def use_rounds(layers: Iterable[Any], config: Any) -> None:
+    """Have decoder layers attend by `attend`, each over the window that their config gives its layer type. Not all classes
+    of layers look at these types.
+    """
+    config._attn_implementation = ROUNDS
+    for layer, kind in zip(layers, getattr(config, "layer_types", None) or (), strict=False):
+        if kind == SLIDING:
+            layer.self_attn.sliding_window = config.sliding_window
 
 
 def by_round(

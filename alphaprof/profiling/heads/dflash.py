@@ -20,7 +20,7 @@ from transformers import Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.heads.attention import Pair, Rounds, StepKeys
+from alphaprof.profiling.heads.attention import SLIDING, Pair, Rounds, StepKeys
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, SharingHead, decoder_layers
 from alphaprof.profiling.heads.eagle_files import (
@@ -233,7 +233,7 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
         raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE} with {OWN}", ENGINE)
     if not written and (odd := sorted(set(own) - OF_OWN)):
         raise files.refused(f"{OWN} has {', '.join(odd)}, which is unsupported", ENGINE)
-    if shape.get("sliding_window") is not None:
+    if shape.get("sliding_window") is not None or SLIDING in str(shape.get("layer_types")):
         raise files.refused("its config.json has sliding_window, which is unsupported", ENGINE)
     files.require_flags(config | own, [ANCHOR])
     layers, mask = own.get("aux_hidden_state_layer_ids" if written else "target_layer_ids"), own.get("mask_token_id")

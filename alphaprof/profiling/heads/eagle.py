@@ -16,7 +16,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from alphaprof.costs.roofline import ModelShape
-from alphaprof.profiling.heads.attention import ROUNDS
+from alphaprof.profiling.heads.attention import use_rounds
 from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
 from alphaprof.profiling.models.teacher_forced import FINAL
 
@@ -39,8 +39,9 @@ class Reading:
 
 def decoder_layers(config: Any) -> nn.ModuleList:
     """Return layers of transformers as their config describes them, which attend as `attention` has it."""
-    config._attn_implementation = ROUNDS
-    return nn.ModuleList(LAYERS[config.model_type](config, layer) for layer in range(config.num_hidden_layers))
+    layers = nn.ModuleList(LAYERS[config.model_type](config, layer) for layer in range(config.num_hidden_layers))
+    use_rounds(layers, config)
+    return layers
 
 
 class SharingHead(HeadNetwork):

@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, shown
+from alphaprof.profiling.heads.attention import SLIDING
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, Reading, SharingHead
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
@@ -71,6 +72,7 @@ KEPT = (
     *("hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias"),
 )
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
 # Of the target, kept by trainers; tables that newer versions compute.
 IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
@@ -195,24 +197,30 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], kind: Callable[..., An
     if missing := [key for key in SIZES if shape.get(key) is None]:
         raise files.refused(f"its config.json lacks {', '.join(missing)}", COMPLETE)
     kept = {"num_hidden_layers": 1, "num_key_value_heads": shape["num_attention_heads"], "mlp_bias": False}
-    kept |= {key: shape[key] for key in (*KEPT, *ROPE) if shape.get(key) is not None}
+    kept |= {key: shape[key] for key in (*KEPT, *ROPE, *WINDOWS) if shape.get(key) is not None}
     for key in ROPE[1:]:
         if "mrope_section" in (kept.get(key) or ()):  # in text all three positions are the same
             kept[key] = {"rope_type": "default"} | {name: kept[key][name] for name in ("rope_theta",) if name in kept[key]}
     held = [int(place[1] or 0) for name in files.tensors if (place := LAYER.match(name))]
     try:
         kept["num_hidden_layers"] = min(kept["num_hidden_layers"], max(held, default=math.inf) + 1)
+        if "layer_types" in kept:
+            kept["layer_types"] = kept["layer_types"][: kept["num_hidden_layers"]]
         config: Any = kind(**kept)
         rope = config.rope_parameters["rope_type"]
         rotary = LlamaRotaryEmbedding(config) if rope in FIXED_ROPE else None
     except Exception as error:
         raise files.refused(f"its config.json: {' '.join(str(error).split())[:300]}", COMPLETE) from error
     finite = rotary is None or (bool(rotary.inv_freq.isfinite().all()) and math.isfinite(rotary.attention_scaling))
+    kinds, window = getattr(config, "layer_types", None) or (), getattr(config, "sliding_window", 0)
     unknown = {
         f"hidden_act {shown(config.hidden_act)}": config.hidden_act not in ACT2FN,
         f"positions of type {shown(rope)}": rope not in FIXED_ROPE,
         "positions whose rotations are not finite": not finite,
-        "sliding windows (layer_types)": "sliding_attention" in str(shape.get("layer_types")),
+        f"layer_types {', '.join(kinds)}": not {"full_attention", SLIDING}.issuperset(kinds),
+        f"sliding_window {shown(window)}": SLIDING in kinds
+        and window is not None
+        and (type(window) is not int or window < 1),
         "partial_rotary_factor": shape.get("partial_rotary_factor") not in (None, 1),
         "logit_scale": shape.get("logit_scale") not in (None, 1),
     }
@@ -476,6 +484,8 @@ def described(head: EagleFormat, network: SharingHead) -> dict[str, str]:
     heads = f"{layers.num_attention_heads} heads of width {layers.head_dim}, {layers.num_key_value_heads} KV heads"
     rope = ", ".join(f"{key} {value}" for key, value in sorted(layers.rope_parameters.items()))
     count = f"{layers.num_hidden_layers} of {layers.model_type}"
+    if SLIDING in (getattr(layers, "layer_types", None) or ()) and layers.sliding_window:
+        heads += f", of which {layers.layer_types.count(SLIDING)} with a window of {layers.sliding_window}"
     return {
         "layers": f"{count}: {heads}; {layers.hidden_act}; norms {layers.rms_norm_eps:g}; {rope}",
         "embedding": "the target's" if network.embed_tokens is None else "its own",

@@ -30,7 +30,7 @@ from transformers import modeling_layers
 from alphaprof.config.options import MtpDraft
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.heads.attention import ROUNDS, Rounds, StepKeys
+from alphaprof.profiling.heads.attention import SLIDING, Rounds, StepKeys, use_rounds
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.files import HeadFiles, Stored, stored
 from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
@@ -86,7 +86,7 @@ class _Modules(HeadNetwork):
         self.config = mtp.config.get_text_config()
         self.own = nn.ModuleList(mtp.layers[:count])
         self.count = count
-        mtp.config._attn_implementation = ROUNDS
+        use_rounds([module.mtp_block for module in mtp.layers], mtp.config)
         if mtp.use_shared_post_norm:
             self.own.append(mtp.shared_post_norm)
         self._whole = (mtp,)  # in a tuple: its embeddings and head are the target's, no tensors of a head
@@ -398,7 +398,7 @@ def _require_running(files: HeadFiles, network: ReusedModule | ChainedModules, t
     """Raise `ModelUnloadable` unless the modules work on two short texts, whole and step by step: some have attention
     without keys and values that could be kept.
     """
-    kinds = set(getattr(network.mtp.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(network.mtp.config, "layer_types", None) or ()) - {"full_attention", SLIDING}
     ids = short_texts(target)
     features = target.network.get_input_embeddings()(ids)
     reason = f"layers of {', '.join(sorted(kinds))}" if kinds else ""
