@@ -122,20 +122,6 @@ def test_files_of_eagle_1_say_how_many_layers_it_has(tmp_path: Path, model: Mode
     assert len(draft.network.blocks) == layers  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("base", [100.0, 1e4, 1e6])
-def test_a_large_base_of_rope_is_tried_against_the_usual_one(tmp_path: Path, model: Model, base: float) -> None:
-    """Trainers that overlook rope_theta use 10000: what the other reading computes is what such files would say."""
-    draft = loaded(written(tmp_path / "given", config(layer={"rope_theta": base}), tensors(config())), model)
-    usual = loaded(written(tmp_path / "usual", config(layer={"rope_theta": 1e4}), tensors(config())), model)
-    others = [each for each in draft.alternatives if "RoPE" in each.changed]
-    assert [(each.changed, each.setting) for each in others] == [
-        ("RoPE base 10000", "set rope_theta: 10000, without scaling, in its config.json")
-    ] * (base > 1e4)
-    for other in others:
-        assert torch.equal(states(dataclasses.replace(draft, network=other.network), FEATURES), states(usual, FEATURES))
-        assert not torch.equal(states(draft, FEATURES), states(usual, FEATURES))
-
-
 def test_specforges_p_eagle_is_that_of_speculators_in_other_words(tmp_path: Path, model: Model) -> None:
     """Settings at the top, an architecture for the type, and no mask token: its trainer takes one from the tokenizer."""
     described = config(layer={"num_hidden_layers": 2}, speculators_model_type="peagle", mask_token_id=1)

@@ -13,7 +13,7 @@ import torch
 
 from alphaprof.config.options import MtpDraft, TargetOptions
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.heads import wiring
+from alphaprof.profiling.heads import mtp, wiring
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.mtp import load_mtp
 from alphaprof.profiling.models.load import Model, load_model
@@ -117,4 +117,12 @@ def test_a_checkpoint_that_is_not_whole_is_refused(change: str, tmp_path: Path) 
     edit, words = CHANGES[change]
     served = checkpoint(tmp_path, 1, edit)
     with pytest.raises(ModelUnloadable, match=f"draft ahead: .*{words}"):
+        load(served, tmp_path)
+
+
+def test_attention_that_the_registry_does_not_choose_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not know of rounds."""
+    served = checkpoint(tmp_path, 1)
+    monkeypatch.setattr(mtp, "use_rounds", lambda layers, config: None)
+    with pytest.raises(ModelUnloadable, match="cannot be run depth by depth: attention that transformers' registry"):
         load(served, tmp_path)

@@ -209,7 +209,7 @@ def load_dflash(
 
 
 def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterator[Alternative]:
-    """Yield the readings that are likely mistakes: states one layer off, another mask token, the other rows."""
+    """Yield the readings that are likely mistakes: states one layer off, and another mask token."""
     off_by, key = (1, "aux_hidden_state_layer_ids") if head.layout == SPECULATORS else (0, "target_layer_ids")
     for words, step in (("later", 1), ("earlier", -1)):
         layers = tuple(layer + step for layer in head.passed)
@@ -217,10 +217,6 @@ def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterato
             setting = f"set {key}: {[layer - 1 + off_by for layer in layers]} in its config.json"
             yield Alternative(f"states of the target one layer {words}", setting, network.changed(layers=layers))
     yield from other_masks(network, target, "mask_token_id", min(2, network.most))
-    rows, anchored = network.rows + 2 * head.anchored - 1, 1 - head.anchored  # as many drafts
-    words = f"{rows} rows (each proposing {'the next token' if anchored else 'its own token'})"
-    setting = f"set {ANCHOR}: {'true' if anchored else 'false'} in its config.json"
-    yield Alternative(words, setting, network.changed(rows=rows, anchored=anchored))
 
 
 def dflash_format(files: HeadFiles) -> DFlashFormat:

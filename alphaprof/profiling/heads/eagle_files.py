@@ -5,7 +5,6 @@ and what else they could mean, to an engine as well; and how a head is loaded fo
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import re
 from collections.abc import Callable
@@ -62,7 +61,6 @@ PARALLEL = re.compile(r"dflash|dspark|xpress", re.IGNORECASE)
 PARALLEL_STEP = "parallel_draft_step"  # of ModelOpt: from 2 on, heads of their own draft further tokens
 MASK_STATE = "mask_hidden"
 LAYER = re.compile(r"^(?:midlayer|layers\.(\d+))\.")
-USUAL_BASE = 10_000.0  # of RoPE: what trainers that overlook rope_theta use
 FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others depend on how long the text is
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -338,8 +336,7 @@ def _listed(layers: tuple[int, ...]) -> str:
 
 def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
     """Return what else the files of a head could mean for a target (its config), one difference at a time: states of one
-    layer later and earlier, the norms in their other places, and the usual base of RoPE in place of a larger one. An engine
-    is named at each difference that its reading has.
+    layer later and earlier, and the norms in their other places. An engine is named at each difference that its reading has.
     """
     measured, served = network.reading, served_readings(head, target)
     changes: dict[str, dict[str, Any]] = {}
@@ -350,7 +347,7 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
     for words, name in (("the residual taken", "norm_before_residual"), ("states fed back", "norm_output")):
         other: dict[str, Any] = {name: not getattr(measured, name)}
         changes[f"{words} {'after' if other[name] else 'before'} the norm"] = other
-    found = [
+    return [
         Alternative(
             words,
             _setting(measured, reading := replace(measured, **change), target),
@@ -360,13 +357,6 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
         )
         for words, change in changes.items()
     ]
-    if head.layers.rope_parameters["rope_theta"] > USUAL_BASE:
-        usual = copy.deepcopy(head.layers)
-        usual.rope_parameters = {"rope_type": "default", "rope_theta": USUAL_BASE}
-        twin = network.changed(rotary=LlamaRotaryEmbedding(usual).to(network.device))
-        setting = f"set rope_theta: {USUAL_BASE:.0f}, without scaling, in its config.json"
-        found.append(Alternative(f"RoPE base {USUAL_BASE:.0f}", setting, twin))
-    return found
 
 
 def served_readings(head: EagleFormat, target: Any) -> dict[str, Reading]:

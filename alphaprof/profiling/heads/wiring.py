@@ -32,7 +32,6 @@ DOCUMENTS, TOKENS = 8, 64  # how many documents, and how much of each
 SURE = 3.0  # standard errors by which another reading is ahead
 POOR = 0.2  # an acceptance of the first draft below which no reading of a trained head should be
 FEW = 50  # positions of which nothing is said
-AT_ONCE = 8  # readings in one pass
 Warnings = tuple[dict[str, str], ...]
 Trials = tuple[Trial, ...]
 Batches = Sequence[Sequence[Continuation]]
@@ -100,14 +99,12 @@ def _agreements(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches,
     """Return for each reading whether its draft at its depth is the token, [proposed positions] of each text; no texts for
     one whose logits are not finite.
     """
-    if len(ways) <= AT_ONCE:
-        try:
-            return _together(draft, ways, batches, width)
-        except LogitsNotFinite:
-            if len(ways) == 1:
-                return [[]]
-    half = len(ways) // 2
-    return [rows for some in (ways[:half], ways[half:]) for rows in _agreements(draft, some, batches, width)]
+    try:
+        return _together(draft, ways, batches, width)
+    except LogitsNotFinite:
+        if len(ways) == 1:
+            return [[]]
+        return [rows for way in ways for rows in _agreements(draft, [way], batches, width)]
 
 
 def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
