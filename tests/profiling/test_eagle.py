@@ -258,7 +258,7 @@ def test_half_precision_is_close(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_what_is_read_and_shared(case: Any) -> None:
     """Another reading has the same tensors; the target's embedding is none of the head's own."""
     this = case("plain")
-    twin = this.network.with_reading(this.draft.alternatives[0].network.reading)
+    twin = this.network.with_wiring(this.draft.alternatives[0].network.wiring)
     assert twin.layers == (2, 4, 5)
     assert this.network.layers == (1, 3, 4)
     pairs = zip(twin.parameters(), this.network.parameters(), strict=True)

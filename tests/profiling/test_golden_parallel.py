@@ -162,7 +162,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "target states one layer earlier": ("p_eagle", lambda head: setattr(head, "layers", tuple(n - 1 for n in head.layers))),
     "the residual after the norm": (
         "p_eagle",
-        lambda head: setattr(head, "reading", replace(head.reading, norm_before_residual=True)),
+        lambda head: setattr(head, "wiring", replace(head.wiring, norm_before_residual=True)),
     ),
     "another mask token of PARD": ("pard", lambda head: setattr(head, "mask", 2)),
     "one layer less": ("pard", lambda head: setattr(head, "blocks", head.blocks[:1])),

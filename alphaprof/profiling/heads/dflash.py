@@ -2,8 +2,8 @@
 
 A round's block is its anchor, the last token that was emitted, and mask rows. Its rows read, not causally, each other and
 keys that are made of the target's states before the anchor: what a row proposes depends on how many there are, and on
-nothing that was drafted. Engines run 1 + γ rows, of which each mask row proposes the token in its own place; or γ rows, of
-which each proposes the token behind it (sample_from_anchor). Sources: z-lab/dflash (model.py), speculators 0.9.0
+nothing that was drafted. Engines run 1 + γ rows, of which each mask row proposes the token at its own position; or γ rows,
+of which each proposes the token behind it (sample_from_anchor). Sources: z-lab/dflash (model.py), speculators 0.9.0
 (models/dflash), vLLM 0.32 (models/qwen3_dflash.py).
 """
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 ZLAB, ARCHITECTURE = "z-lab", "DFlashDraftModel"
-OWN = "dflash_config"  # of config.json, in z-lab's layout
-OF_OWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
+NESTED = "dflash_config"  # of config.json, in z-lab's layout
+KNOWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
 ANCHOR = "sample_from_anchor"
 BLOCK = 16  # rows, if files do not say
 AT_ONCE, GPU_AT_ONCE = 64, 512  # blocks that are run together, with all of their rows
@@ -57,7 +57,7 @@ AT_ONCE, GPU_AT_ONCE = 64, 512  # blocks that are run together, with all of thei
 
 class DFlash(OnePass, SharingHead):
     """A DFlash drafter. `layers`: see `HeadNetwork`; `mask`: its mask token; `rows`: of a block; `anchored`: 1 if each row
-    proposes the token behind it, so that the anchor's row proposes one; 0 if each proposes the token in its own place.
+    proposes the token behind it, so that the anchor's row proposes one; 0 if each proposes the token at its own position.
     """
 
     most: int
@@ -137,17 +137,17 @@ class DFlashCache(OnePassCache):
     """A DFlash drafter at work, a `HeadCache`: all that it keeps are keys of the target's states."""
 
     def __init__(self, network: DFlash) -> None:
-        self._network, self.keys, self.bases = network, StepKeys(), 0
+        self._network, self.keys, self.length = network, StepKeys(), 0
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """See `HeadCache`."""
-        self.keys.start = self.bases
-        for layer, pair in enumerate(self._network.context(features, self.bases)):
+        self.keys.start = self.length
+        for layer, pair in enumerate(self._network.context(features, self.length)):
             self.keys.update(*pair, layer)
-        self.bases += tokens.shape[1]
-        self.keys.start = self.bases
-        position_ids = torch.tensor([self.bases], device=tokens.device)
+        self.length += tokens.shape[1]
+        self.keys.start = self.length
+        position_ids = torch.tensor([self.length], device=tokens.device)
         states = self._network.block(tokens[:, -1:], position_ids, past_key_values=self.keys, is_causal=False)
         self.drafted = states[:, :, 0]
         return self.drafted[:, 0]
@@ -185,7 +185,7 @@ def load_dflash(
     network = _network(head, rows, target, DTYPES[draft.dtype or target.dtype_name])
     zlab = not head.anchored and head.layout == ZLAB  # what SGLang serves
     proposes = "proposes the token after it" if head.anchored else "but the anchor proposes its own token"
-    reading = {
+    words = {
         "layout": head.layout,
         "target states": f"after {', '.join(map(str, head.passed))} layers",
         "mask token": str(head.mask),
@@ -202,7 +202,7 @@ def load_dflash(
         context=head.context,
         block=drafts + 1,
         in_one_step=True,
-        reading=reading | described(head, network),
+        reading=words | described(head, network),
         engines=("vLLM", "SGLang") if zlab else ("vLLM",),
         alternatives=list(_alternatives(head, network, target)),
     )
@@ -224,15 +224,16 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
     config = files.config
     written = config.get("speculators_model_type")
     architecture = written or (config.get("architectures") or [""])[0]
-    shape, own = (config.get("transformer_layer_config"), config) if written else (config, config.get(OWN))
-    if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(own, dict)):
-        raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE} with {OWN}", ENGINE)
-    if not written and (odd := sorted(set(own) - OF_OWN)):
-        raise files.refused(f"{OWN} has {', '.join(odd)}, which is unsupported", ENGINE)
+    shape, settings = (config.get("transformer_layer_config"), config) if written else (config, config.get(NESTED))
+    if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(settings, dict)):
+        raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE} with {NESTED}", ENGINE)
+    if not written and (odd := sorted(set(settings) - KNOWN)):
+        raise files.refused(f"{NESTED} has {', '.join(odd)}, which is unsupported", ENGINE)
     if shape.get("sliding_window") is not None or SLIDING in str(shape.get("layer_types")):
         raise files.refused("its config.json has sliding_window, which is unsupported", ENGINE)
-    files.require_flags(config | own, [ANCHOR])
-    layers, mask = own.get("aux_hidden_state_layer_ids" if written else "target_layer_ids"), own.get("mask_token_id")
+    files.require_flags(config | settings, [ANCHOR])
+    layers = settings.get("aux_hidden_state_layer_ids" if written else "target_layer_ids")
+    mask = settings.get("mask_token_id")
     if not (isinstance(layers, list) and layers and all(type(each) is int for each in layers) and type(mask) is int):
         raise files.refused("its config.json lacks the ids of the target's layers, or mask_token_id", COMPLETE)
     require_mask(files, mask, shape.get("vocab_size"))
@@ -249,8 +250,8 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
         order,
         passed=tuple(layer + (0 if written else 1) for layer in layers),  # of z-lab, outputs of layers from 0
         mask=mask,
-        rows=own.get("block_size") or config.get("block_size") or BLOCK,
-        anchored=int(bool(own.get(ANCHOR, config.get(ANCHOR)))),
+        rows=settings.get("block_size") or config.get("block_size") or BLOCK,
+        anchored=int(bool(settings.get(ANCHOR, config.get(ANCHOR)))),
     )
 
 

@@ -25,8 +25,8 @@ LAYERS = {"llama": LlamaDecoderLayer, "qwen2": Qwen2DecoderLayer, "qwen3": Qwen3
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How the tensors of a head are read. `layers`: see `HeadNetwork`; `norm_before_residual`: the first layer adds its
+class Wiring:
+    """How the tensors of a head are connected. `layers`: see `HeadNetwork`; `norm_before_residual`: the first layer adds its
     attention to the normalised state, not to the state itself; `norm_output`: the next depth reads the state after the final
     norm, not before it; `norm_before_fc`: a norm over all states together comes before `fc`.
     """
@@ -90,13 +90,13 @@ class SharingHead(HeadNetwork):
 class EagleHead(RoundHead, SharingHead):
     """What EAGLE heads share. A subclass says what enters the layers and what becomes of their output."""
 
-    def __init__(self, config: Any, reading: Reading, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, config: Any, wiring: Wiring, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
         super().__init__(config, ids, target)
-        self.reading, self.layers = reading, reading.layers
+        self.wiring, self.layers = wiring, wiring.layers
 
-    def with_reading(self, reading: Reading) -> Self:
-        """Return the same tensors, read in another way."""
-        return self.changed(reading=reading, layers=reading.layers)
+    def with_wiring(self, wiring: Wiring) -> Self:
+        """Return the same tensors, connected in another way."""
+        return self.changed(wiring=wiring, layers=wiring.layers)
 
     @abstractmethod
     def passed(self, inputs_embeds: torch.Tensor, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -126,7 +126,7 @@ class Eagle3(EagleHead):
     def __init__(
         self,
         config: Any,
-        reading: Reading,
+        wiring: Wiring,
         *,
         width: int | None,
         ids: torch.Tensor | None = None,
@@ -135,8 +135,8 @@ class Eagle3(EagleHead):
         input_norm: bool = False,
         fc_norm: bool = False,
     ) -> None:
-        super().__init__(config, reading, ids, target)
-        hidden, eps, count = config.hidden_size, config.rms_norm_eps, len(reading.layers)
+        super().__init__(config, wiring, ids, target)
+        hidden, eps, count = config.hidden_size, config.rms_norm_eps, len(wiring.layers)
         self.fc = nn.Linear(count * width, hidden, bias=fc_bias) if width else nn.Identity()
         self.input_norm = LlamaRMSNorm(count * width, eps) if width and input_norm else nn.Identity()
         self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps) for _ in range(count)) if width and fc_norm else None
@@ -153,7 +153,7 @@ class Eagle3(EagleHead):
     def entry(self, features: torch.Tensor) -> torch.Tensor:
         """See `EagleHead`."""
         features = features.to(self.dtype)
-        if self.reading.norm_before_fc:
+        if self.wiring.norm_before_fc:
             features = self.input_norm(features)
         if self.fc_norm is not None:
             parts = features.chunk(len(self.fc_norm), -1)
@@ -165,17 +165,17 @@ class Eagle3(EagleHead):
         """See `EagleHead`."""
         first, *others = list[Any](self.blocks)
         normed = self.hidden_norm(hidden_states)
-        residual = normed if self.reading.norm_before_residual else hidden_states
+        residual = normed if self.wiring.norm_before_residual else hidden_states
         inputs = torch.cat([first.input_layernorm(inputs_embeds), normed], -1)  # [batch, n, 2 * hidden]
         hidden_states = residual + first.self_attn(inputs, **kwargs)[0]
         hidden_states = hidden_states + first.mlp(first.post_attention_layernorm(hidden_states))
         for layer in others:
             hidden_states = layer(hidden_states, **kwargs)
-        return self.norm(hidden_states) if self.reading.norm_output else hidden_states
+        return self.norm(hidden_states) if self.wiring.norm_output else hidden_states
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """See `EagleHead`."""
-        return self.head(states if self.reading.norm_output else self.norm(states))
+        return self.head(states if self.wiring.norm_output else self.norm(states))
 
 
 class Eagle1(EagleHead):
@@ -184,7 +184,7 @@ class Eagle1(EagleHead):
     """
 
     def __init__(self, config: Any, *, target: Mapping[str, torch.Tensor], fc_bias: bool = False) -> None:
-        super().__init__(config, Reading((FINAL,)), None, target)
+        super().__init__(config, Wiring((FINAL,)), None, target)
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=fc_bias)
         self.blocks = decoder_layers(config)

@@ -22,7 +22,7 @@ from alphaprof.config.options import ModelOptions
 from alphaprof.errors import HeadRecordUnreadable, ModelUnloadable, shown
 from alphaprof.profiling.heads.attention import SLIDING
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, Reading, SharingHead
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, SharingHead, Wiring
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
@@ -199,7 +199,7 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], kind: Callable[..., An
     for key in ROPE[1:]:
         if "mrope_section" in (kept.get(key) or ()):  # in text all three positions are the same
             kept[key] = {"rope_type": "default"} | {name: kept[key][name] for name in ("rope_theta",) if name in kept[key]}
-    held = [int(place[1] or 0) for name in files.tensors if (place := LAYER.match(name))]
+    held = [int(match[1] or 0) for name in files.tensors if (match := LAYER.match(name))]
     try:
         kept["num_hidden_layers"] = min(kept["num_hidden_layers"], max(held, default=math.inf) + 1)
         if "layer_types" in kept:
@@ -245,7 +245,7 @@ def draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch
     return (None, None) if len(ids) == total else (ids, order)
 
 
-def reading_as(reader: str, head: EagleFormat, target: Any) -> Reading:
+def wiring_as(reader: str, head: EagleFormat, target: Any) -> Wiring:
     """Return how CHECKPOINT or one of ENGINES reads a head for a target (its config). Raises `ModelUnloadable` if its files
     cannot be read so.
     """
@@ -254,7 +254,7 @@ def reading_as(reader: str, head: EagleFormat, target: Any) -> Reading:
     if before is None:  # vLLM takes true for files of speculators, all others false
         before = reader == VLLM and head.layout == SPECULATORS
     meant = reader == CHECKPOINT and "input_norm.weight" in head.files.tensors  # engines go by the key alone
-    return Reading(
+    return Wiring(
         _states(reader, head, target),
         bool(before) and reader != SGLANG,  # which has no norm_before_residual
         bool(settings.get("norm_output")),
@@ -262,17 +262,17 @@ def reading_as(reader: str, head: EagleFormat, target: Any) -> Reading:
     )
 
 
-def words_of(head: EagleFormat, reading: Reading) -> dict[str, str]:
-    """Return a reading in words, by what they are about."""
-    states = "after the final norm" if reading.layers == (FINAL,) else f"after {_listed(reading.layers)} layers"
+def words_of(head: EagleFormat, wiring: Wiring) -> dict[str, str]:
+    """Return how the files of a head are read in words, by what they are about."""
+    states = "after the final norm" if wiring.layers == (FINAL,) else f"after {_listed(wiring.layers)} layers"
     words = {
         "layout": head.layout,
         "target states": states + (": config.json has no ids, so engines guess these" if is_guessed(head) else ""),
-        "residual": f"{'after' if reading.norm_before_residual else 'before'} the norm",
-        "fed back": f"the state {'after' if reading.norm_output else 'before'} the final norm",
+        "residual": f"{'after' if wiring.norm_before_residual else 'before'} the norm",
+        "fed back": f"the state {'after' if wiring.norm_output else 'before'} the final norm",
     }
-    if reading.norm_before_fc or "input_norm.weight" in head.files.tensors:
-        words["norm before fc"] = "yes" if reading.norm_before_fc else "left out: config.json has no norm_before_fc"
+    if wiring.norm_before_fc or "input_norm.weight" in head.files.tensors:
+        words["norm before fc"] = "yes" if wiring.norm_before_fc else "left out: config.json has no norm_before_fc"
     return words
 
 
@@ -336,9 +336,9 @@ def _listed(layers: tuple[int, ...]) -> str:
 
 def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
     """Return what else the files of a head could mean for a target (its config), one difference at a time: states of one
-    layer later and earlier, and the norms in their other places. An engine is named at each difference that its reading has.
+    layer later and earlier, and the norms on their other sides. An engine is named at each difference that its wiring has.
     """
-    measured, served = network.reading, served_readings(head, target)
+    measured, served = network.wiring, served_wirings(head, target)
     changes: dict[str, dict[str, Any]] = {}
     for offset, words in ((1, "later"), (-1, "earlier")):
         moved = tuple(layer + offset for layer in measured.layers)
@@ -350,8 +350,8 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
     return [
         Alternative(
             words,
-            _setting(measured, reading := replace(measured, **change), target),
-            network.with_reading(reading),
+            _setting(measured, wiring := replace(measured, **change), target),
+            network.with_wiring(wiring),
             2 if "norm_output" in change else 1,  # what is fed back shows then
             tuple(engine for engine, theirs in served.items() if change.items() <= vars(theirs).items()),
         )
@@ -359,34 +359,34 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
     ]
 
 
-def served_readings(head: EagleFormat, target: Any) -> dict[str, Reading]:
+def served_wirings(head: EagleFormat, target: Any) -> dict[str, Wiring]:
     """Return how each engine reads the files, without those that could not serve them."""
     served = {}
     for engine in ENGINES:
         with contextlib.suppress(ModelUnloadable):
-            served[engine] = reading_as(engine, head, target)
+            served[engine] = wiring_as(engine, head, target)
     return served
 
 
-def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str, str], ...]:
+def doubts_of(name: str, head: EagleFormat, wiring: Wiring) -> tuple[dict[str, str], ...]:
     """Return a warning about the files of draft `name` where they leave open which states it reads."""
     if not is_guessed(head):
         return ()
     message = (
-        f"the files of draft {name} do not say which target states it reads; engines guess layers {_listed(reading.layers)} "
+        f"the files of draft {name} do not say which target states it reads; engines guess layers {_listed(wiring.layers)} "
         "(2, n//2 and n-3 of n)"
     )
     return (note("wiring", doubt=message, remedy=f"ask who trained it, and set {IDS} in its config.json"),)
 
 
-def _setting(measured: Reading, reading: Reading, target: Any) -> str:
+def _setting(measured: Wiring, wiring: Wiring, target: Any) -> str:
     """Return what to do so that engines read the files like this."""
     settings = []
-    for key, value in vars(reading).items():
+    for key, value in vars(wiring).items():
         if value != getattr(measured, key):
             settings.append(f"{key}: {str(value).lower()}" if key != "layers" else f"{IDS}: {list(value)}")
-    earlier = [layer - 1 for layer in reading.layers]
-    if reading.layers != measured.layers and min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS:
+    earlier = [layer - 1 for layer in wiring.layers]
+    if wiring.layers != measured.layers and min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS:
         settings[0] += f" ({earlier} for SGLang)"
     return f"set {', '.join(settings)} in its config.json"
 
@@ -398,8 +398,8 @@ def load_eagle3(
     head = head_of(name, draft, target, eagle3_format)
     require_verifier(head.files, target, tokenizer)
     config = target.network.config.get_text_config()
-    reading = reading_as(CHECKPOINT, head, config)
-    network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name], Eagle3)
+    wiring = wiring_as(CHECKPOINT, head, config)
+    network = eagle3_network(head, wiring, target, DTYPES[draft.dtype or target.dtype_name], Eagle3)
     return HeadDraft.of(
         name,
         draft,
@@ -409,10 +409,10 @@ def load_eagle3(
         method="eagle3",
         algorithm="EAGLE3",
         context=head.context,
-        reading=words_of(head, reading) | described(head, network),
-        engines=tuple(engine for engine, theirs in served_readings(head, config).items() if theirs == reading),
+        reading=words_of(head, wiring) | described(head, network),
+        engines=tuple(engine for engine, theirs in served_wirings(head, config).items() if theirs == wiring),
         alternatives=alternatives(network, head, config),
-        doubts=doubts_of(name, head, reading),
+        doubts=doubts_of(name, head, wiring),
         trained=trained_of(Path(draft.model)),
     )
 
@@ -428,9 +428,7 @@ def trained_of(folder: Path) -> Trained | None:
     return Trained(size.units, size.tokens)
 
 
-def eagle3_network(
-    head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype, made: Callable[..., Head]
-) -> Head:
+def eagle3_network(head: EagleFormat, wiring: Wiring, target: Model, dtype: torch.dtype, made: Callable[..., Head]) -> Head:
     """Return the network of a head, `made` of what its files say, on the target's device. Raises `ModelUnloadable` for
     tensors that are missing, unused, of other shapes, quantised or not finite.
     """
@@ -440,12 +438,12 @@ def eagle3_network(
     with torch.device("meta"):  # nothing takes memory before the shapes are known to be those of the files
         network = made(
             head.layers,
-            reading,
+            wiring,
             width=head.width if has_fc else None,
             ids=head.ids,
             target=shared_weights(files, head.layers.hidden_size, target, missing),
             fc_bias="fc.bias" in files.tensors,
-            input_norm=reading.norm_before_fc or "input_norm.weight" in files.tensors,
+            input_norm=wiring.norm_before_fc or "input_norm.weight" in files.tensors,
             fc_norm=bool(head.settings.get("fc_norm") or head.settings.get("use_aux_norm")),
         )
     return filled(network, head, set() if has_fc else {"fc.weight", "fc.bias"}, target, dtype)

@@ -1,14 +1,16 @@
 """MTP modules in a target's checkpoint, and at work: a chain, one module a depth, or one that is reused at every depth.
 
-A module reads, for base i at depth k, the embedding of x_(i+k) and a state: at depth 1 the target's after its final norm,
-then that of the depth before. Both kinds run the layers of transformers' MtpModel; they differ in what attention sees.
+A module reads, for the round after token i at depth k, the embedding of x_(i+k) and a state: at depth 1 the target's after
+its final norm, then that of the depth before. Both kinds run the layers of transformers' MtpModel; they differ in what
+attention sees.
 
-Chain (DeepSeek-V3's training; transformers' `use_mtp`, vLLM's multi-module MTP): module k sees its own entries of all
-earlier bases. Engines make entries anew that came from rejected drafts, so that over a text they are those of the text's
-tokens, and every depth is one causal pass.
+Chain (DeepSeek-V3's training; transformers' `use_mtp`, vLLM's multi-module MTP): module k sees its own keys of all earlier
+tokens. Engines make keys anew that came from rejected drafts, so that over a text they are those of the text's tokens, and
+every depth is one causal pass.
 
 Reused (vLLM and SGLang for a single module): true features overwrite, after verification, what the round's drafts left in
-the cache. So base i at depth k sees the entries that depth 1 made of bases up to i, and its own of depths 2 .. k.
+the cache. So the round after token i sees at depth k the keys that depth 1 made of tokens up to i, and its own of depths
+2 .. k.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 # Where modules stand in a checkpoint: as layers after the target's last, under `mtp`, or under `mtp_layers`.
 AFTER_LAST, QWEN, MIMO = "layers after the last", "mtp.*", "mtp_layers.*"
-PLACES = {
+PATTERNS = {
     QWEN: re.compile(r"^(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
     MIMO: re.compile(r"^model\.mtp_layers\.(\d+)\."),
     AFTER_LAST: re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\."),
@@ -63,7 +65,7 @@ OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4")
 # vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
 BLIND = ("deepseek_v3", "glm4_moe", "mimo")
 UNNORMED = "glm4_moe"
-FED_BEFORE = "use an engine that does so, like vLLM 0.32 for GLM-4.5"  # no config.json says it
+BEFORE_NORM = "use an engine that does so, like vLLM 0.32 for GLM-4.5"  # no config.json says it
 IMPORT = "serve it with an engine and import its counters (alphaprof import)"
 REUSE = (
     "reuse: false uses one module per depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); reuse: true uses "
@@ -143,45 +145,45 @@ class ChainedModules(_Modules):
             hidden_states = self.run(depth - 1, *rows, position_ids + depth)
             yield hidden_states[:, first:]
 
-    def cache(self, first: torch.Tensor | None = None) -> ChainedEntries:
+    def cache(self, first: torch.Tensor | None = None) -> ChainedCache:
         """Return an empty cache."""
-        return ChainedEntries(self)
+        return ChainedCache(self)
 
 
-class ChainedEntries:
-    """The modules of a chain at work. A module makes entries anew from the first base on whose token was a draft. `_made`:
-    how many bases have entries of verified tokens, by module; `_given`: the states that it reads at the bases after these.
+class ChainedCache:
+    """The modules of a chain at work. A module makes keys anew from the first token on that was a draft. `_made`: how many
+    keys of verified tokens there are, by module; `_given`: the states that it reads at the tokens after these.
     """
 
     def __init__(self, chain: ChainedModules) -> None:
         self._chain, self.keys = chain, StepKeys()
         self._tokens = torch.empty(0)  # x_1, x_2, ... and drafts after them
-        self._bases = 0
+        self._length = 0
         self._made = [0] * chain.count
         self._given: dict[int, torch.Tensor] = {}
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Module 1 reads the bases; see `HeadCache`."""
-        self._tokens = tokens if not self._bases else torch.cat([self._tokens[:, : self._bases], tokens], dim=1)
+        """Module 1 reads the tokens; see `HeadCache`."""
+        self._tokens = tokens if not self._length else torch.cat([self._tokens[:, : self._length], tokens], dim=1)
         self._given[0] = features
-        self._bases += tokens.shape[1]
+        self._length += tokens.shape[1]
         return self._make(0)
 
     @torch.inference_mode()
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """Return the module of the depth reads all bases whose tokens it has not seen verified; see `HeadCache`."""
-        self._tokens = torch.cat([self._tokens[:, : self._bases + depth - 2], token[:, None]], dim=1)
+        """The module of the depth reads all tokens that it has not seen verified; see `HeadCache`."""
+        self._tokens = torch.cat([self._tokens[:, : self._length + depth - 2], token[:, None]], dim=1)
         return self._make(depth - 1)
 
     def _make(self, module: int) -> torch.Tensor:
-        """Return the state of the last base, after a module has made entries for all that it lacks."""
+        """Return the state after the last token, once a module has made the keys that it lacks."""
         begin, given = self._made[module], self._given[module]
         self.keys.start = begin
-        tokens = self._tokens[:, begin + module : self._bases + module]
-        position_ids = torch.arange(begin, self._bases, device=tokens.device) + module + 1
+        tokens = self._tokens[:, begin + module : self._length + module]
+        position_ids = torch.arange(begin, self._length, device=tokens.device) + module + 1
         states = self._chain.run(module, tokens, given, position_ids, past_key_values=self.keys)
-        verified = max(begin, self._bases - module)
+        verified = max(begin, self._length - module)
         self._made[module], self._given[module] = verified, given[:, verified - begin :]
         if module + 1 < self._chain.count:
             before = self._given.get(module + 1, states[:, :0])
@@ -246,16 +248,16 @@ def load_mtp(
     if reuse and mtp.layers[0].use_post_norm:
         unnormed = ReusedModule(mtp, target.vocabulary, blind, normed=False)
         engines = ("vLLM",) if config.model_type == UNNORMED else ()
-        alternatives.append(Alternative("states fed back before the norm", FED_BEFORE, unnormed, 2, engines))
+        alternatives.append(Alternative("states fed back before the norm", BEFORE_NORM, unnormed, 2, engines))
     _require_running(files, network, target)
-    reading = {
+    words = {
         "layout": layout,
         "modules": str(count),
         "use of modules": "the first module at every depth" if reuse else "a chain: one module a depth",
         "fed back": "the state after the module's final norm",
     }
     if reuse and blind:
-        reading["embedding at position 0"] = "zeros, as in vLLM"
+        words["embedding at position 0"] = "zeros, as in vLLM"
     return HeadDraft.of(
         name,
         draft,
@@ -265,7 +267,7 @@ def load_mtp(
         method="mtp",
         algorithm="NEXTN",
         context=target.context,
-        reading=reading,
+        reading=words,
         alternatives=alternatives,
     )
 
@@ -293,8 +295,8 @@ def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFile
     if folder is not None:  # None: a .gguf file, which holds no modules that transformers reads
         found = stored(weights_in(folder), f"draft {name}")
     last = target.network.config.get_text_config().num_hidden_layers
-    for layout, place in PLACES.items():
-        matches = {key: match for key in found if (match := place.search(key)) is not None}
+    for layout, pattern in PATTERNS.items():
+        matches = {key: match for key in found if (match := pattern.search(key)) is not None}
         tensors = {key: found[key] for key, match in matches.items() if layout != AFTER_LAST or int(match[1]) >= last}
         if tensors:
             return layout, HeadFiles(f"draft {name}", {}, tensors)
@@ -303,7 +305,7 @@ def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFile
 
 def _count(files: HeadFiles, layout: str, config: Any) -> int:
     """Return how many modules there are. Raises `ModelUnloadable` if the config says another number."""
-    matches = (PLACES[layout].search(name) for name in files.tensors)
+    matches = (PATTERNS[layout].search(name) for name in files.tensors)
     count = len({match[1] for match in matches if match is not None and match[1] is not None})
     promised = [getattr(config, key, None) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers")]
     if not count or any(each not in (None, count) for each in promised):

@@ -69,13 +69,13 @@ class MaskCache(OnePassCache, RoundCache):
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """See `HeadCache`."""
-        if self._first is not None and not self.bases:
+        if self._first is not None and not self.length:
             tokens = torch.cat([self._first[:, None], tokens], 1)
         entered, more = self._head.entry(features), self._head.drafts - 1
         masks = self._head.deeper(tokens[:, :1].expand(-1, more), entered[:, :1].expand(-1, more, -1))
         rows = torch.cat([tokens, masks[0]], 1), torch.cat([entered, masks[1]], 1)
-        self.drafted = self._step(*rows, self.bases)[:, tokens.shape[1] - 1 :]
-        self.bases += tokens.shape[1]
+        self.drafted = self._step(*rows, self.length)[:, tokens.shape[1] - 1 :]
+        self.length += tokens.shape[1]
         return self.drafted[:, 0]
 
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Reading, decoder_layers
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Wiring, decoder_layers
 from alphaprof.profiling.heads.eagle_files import OTHER_TARGET, layer_config
 from alphaprof.profiling.heads.files import HeadFiles, files_of
 from alphaprof.profiling.heads.parallel import MaskRows, mask_of, other_masks
@@ -39,7 +39,7 @@ class Pard(MaskRows):
     ahead = 1
 
     def __init__(self, config: Any, *, mask: int, drafts: int) -> None:
-        super().__init__(config, Reading((FINAL,)), None, MappingProxyType({}))
+        super().__init__(config, Wiring((FINAL,)), None, MappingProxyType({}))
         self.mask, self.drafts = mask, drafts
         self.blocks = decoder_layers(config)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)

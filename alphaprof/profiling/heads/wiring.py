@@ -1,6 +1,6 @@
 """Which reading of a head's files the target's states speak for: the measured one against others, on a few texts.
 
-The same key of a config means two things to two engines, and a head that is fed the wrong states still drafts, only worse.
+The same key of a config means two things to two engines, and a head that gets the wrong states still drafts, only worse.
 What each reading would get accepted is measured in the pass of a profile: a user learns of it before anything is deployed.
 The log keeps the reading that its files mean, whatever comes out here.
 """
@@ -110,8 +110,8 @@ def _agreements(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches,
 def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
     """As `_agreements`, by one pass of the target. Raises `LogitsNotFinite` if one of them has such logits."""
     twins = [
-        dataclasses.replace(draft, name=str(place), network=way.network, depths=way.depth, ranks_by_depth=False)
-        for place, way in enumerate(ways)
+        dataclasses.replace(draft, name=str(number), network=way.network, depths=way.depth, ranks_by_depth=False)
+        for number, way in enumerate(ways)
     ]
     scorer = Scorer(draft.target, twins, width)
     found: list[list[np.ndarray]] = [[] for _ in ways]

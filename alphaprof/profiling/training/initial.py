@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from alphaprof.errors import ModelUnloadable, OptionInvalid
-from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
+from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Wiring
 from alphaprof.profiling.heads.eagle_files import FIXED_ROPE, IDS, KEPT, require_layers, stored_name, usual_layers
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced
@@ -63,7 +63,7 @@ def new_head(target: Model, ids: torch.Tensor | None, seed: int) -> Eagle3:
     config = _shape(target, text)
     layers = layers_to_read(text.num_hidden_layers)
     embedding = target.network.get_input_embeddings().weight
-    network = Eagle3(config, Reading(layers), width=config.hidden_size, ids=ids, target={EMBEDDING: embedding})
+    network = Eagle3(config, Wiring(layers), width=config.hidden_size, ids=ids, target={EMBEDDING: embedding})
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in network.named_parameters():
@@ -215,7 +215,7 @@ def vocabulary_digest(ids: Vocabulary) -> str:
 
 def config_content(network: Eagle3, target: Model, depths: int) -> bytes:
     """Return the config.json of a head that was trained over `depths` drafts a round."""
-    reading, layers = network.reading, network.config
+    wiring, layers = network.wiring, network.config
     rope = dict(layers.rope_parameters)
     theta, kind = rope.pop("rope_theta"), rope.get("rope_type", "default")
     shape = {key: getattr(layers, key) for key in KEPT} | {"num_hidden_layers": len(network.blocks), "rope_theta": theta}
@@ -227,9 +227,9 @@ def config_content(network: Eagle3, target: Model, depths: int) -> bytes:
         "speculators_model_type": "eagle3",
         "draft_vocab_size": network.vocabulary if network.ids is None else len(network.ids),
         "target_hidden_size": target.network.config.get_text_config().hidden_size,
-        "norm_before_residual": reading.norm_before_residual,
-        "norm_before_fc": reading.norm_before_fc,
-        "norm_output": reading.norm_output,
+        "norm_before_residual": wiring.norm_before_residual,
+        "norm_before_fc": wiring.norm_before_fc,
+        "norm_output": wiring.norm_output,
         "fc_norm": network.fc_norm is not None,
         "transformer_layer_config": shape,
         "speculators_config": {
@@ -239,8 +239,8 @@ def config_content(network: Eagle3, target: Model, depths: int) -> bytes:
             "verifier": {"name_or_path": target.reference, "architectures": [type(target.network).__name__]},
         },
     }
-    inner = FINAL not in reading.layers
-    content |= {IDS: list(reading.layers)} if inner else {"use_aux_hidden_state": False}
+    inner = FINAL not in wiring.layers
+    content |= {IDS: list(wiring.layers)} if inner else {"use_aux_hidden_state": False}
     return (json.dumps(content, indent=1) + "\n").encode()
 
 

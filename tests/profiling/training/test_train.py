@@ -157,7 +157,7 @@ def test_the_files_hold_what_was_trained(case: Case, tmp_path: Path, monkeypatch
     out = trained(case, tmp_path / "head")
     (trainer,) = kept
     draft = draft_in(out, case, target)
-    assert draft.network.reading == trainer.network.reading
+    assert draft.network.wiring == trainer.network.wiring
     batch = trainer.stop.batch([0, 1])
     with torch.no_grad():
         pairs = zip(logits_by_depth(trainer.network, batch, 3), logits_by_depth(draft.network, batch, 3), strict=True)
