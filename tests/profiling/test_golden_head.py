@@ -160,7 +160,7 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     assert len(hashed) == 1
 
 
-FINGERPRINTS = {  # of 0.2: runs name heads by them
+FINGERPRINTS = {  # runs name heads by them
     "dflash": "933f1c8a71976a6d8f8de14d42c80129efa9ada4f142ccb61ee79555e42469b1",
     "eagle3": "fc0dcaaac2250317f61afafdf26c2e1632feaf26925b55c135531312a58cc87c",
     "p_eagle": "dd3b33f6bc2c95eeab1be1563bd7ed2dd645bf3e3f12390735a60dcf000db696",

@@ -15,8 +15,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from alphaprof.errors import ModelUnloadable, OptionInvalid
+from alphaprof.profiling.heads.attention import SLIDING
 from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Wiring
-from alphaprof.profiling.heads.eagle_files import FIXED_ROPE, IDS, KEPT, require_layers, stored_name, usual_layers
+from alphaprof.profiling.heads.eagle_files import FIXED_ROPE, IDS, KEPT, WINDOWS, require_layers, stored_name, usual_layers
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced
 from alphaprof.run.split import RunText
@@ -222,6 +223,8 @@ def config_content(network: Eagle3, target: Model, depths: int) -> bytes:
     shape |= {"model_type": layers.model_type, "tie_word_embeddings": False}
     if kind != "default":
         shape["rope_scaling"] = rope
+    if SLIDING in (getattr(layers, "layer_types", None) or ()):
+        shape |= {key: getattr(layers, key) for key in WINDOWS if hasattr(layers, key)}
     content = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
