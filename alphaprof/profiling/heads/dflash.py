@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from alphaprof.errors import ModelUnloadable, shown
 from alphaprof.profiling.heads.attention import SLIDING, Pair, Rounds, StepKeys
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, SharingHead, decoder_layers
+from alphaprof.profiling.heads.eagle import LM_HEAD, SharingHead, decoder_layers
 from alphaprof.profiling.heads.eagle_files import (
     ENGINE,
     OTHER_TARGET,
@@ -268,8 +268,7 @@ def _network(head: DFlashFormat, rows: int, target: Model, dtype: torch.dtype) -
     """Return the drafter on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
     shapes, quantised or not finite.
     """
-    missing = {EMBEDDING, LM_HEAD} - head.files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
-    shared = shared_weights(head.files, head.layers.hidden_size, target, missing)
+    shared = shared_weights(head, target)
     with torch.device("meta"):
         network = DFlash(
             head.layers, head.passed, mask=head.mask, rows=rows, anchored=head.anchored, ids=head.ids, target=shared

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -433,7 +433,6 @@ def eagle3_network(head: EagleFormat, wiring: Wiring, target: Model, dtype: torc
     tensors that are missing, unused, of other shapes, quantised or not finite.
     """
     files = head.files
-    missing = {EMBEDDING, LM_HEAD} - files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
     has_fc = head.reads_inner_states or head.width != head.layers.hidden_size
     with torch.device("meta"):  # nothing takes memory before the shapes are known to be those of the files
         network = made(
@@ -441,7 +440,7 @@ def eagle3_network(head: EagleFormat, wiring: Wiring, target: Model, dtype: torc
             wiring,
             width=head.width if has_fc else None,
             ids=head.ids,
-            target=shared_weights(files, head.layers.hidden_size, target, missing),
+            target=shared_weights(head, target),
             fc_bias="fc.bias" in files.tensors,
             input_norm=wiring.norm_before_fc or "input_norm.weight" in files.tensors,
             fc_norm=bool(head.settings.get("fc_norm") or head.settings.get("use_aux_norm")),
@@ -454,9 +453,8 @@ def load_eagle1(
 ) -> HeadDraft:
     """Return a loader of `load_draft`."""
     head = head_of(name, draft, target, eagle1_format)
-    missing = {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD})
-    shared = shared_weights(head.files, head.layers.hidden_size, target, missing)
     with torch.device("meta"):
+        shared = shared_weights(head, target, stored=head.files.tensors.keys() - {LM_HEAD})
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
     network = filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
@@ -496,18 +494,20 @@ def filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dt
     return network.to(target.device).eval().requires_grad_(False)
 
 
-def shared_weights(files: HeadFiles, hidden: int, target: Model, keys: set[str]) -> dict[str, torch.Tensor]:
-    """Return the target's weights that stand in for those of a head with `hidden` numbers in a state."""
+def shared_weights(head: EagleFormat, target: Model, stored: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Return the target's weights that stand in for those that a head has none of its own for. `stored`: tensors of its
+    files that are read (None: all). Raises `ModelUnloadable` for weights that cannot stand in.
+    """
     shared: dict[str, torch.Tensor] = {}
     embedding, output = target.network.get_input_embeddings(), target.network.get_output_embeddings()
     for key, module in ((EMBEDDING, embedding), (LM_HEAD, output)):
-        if key not in keys:
+        if key in (head.files.tensors if stored is None else stored) or (key == LM_HEAD and head.ids is not None):
             continue
         weight: Any = getattr(module, "weight", None)
         is_usable = weight is not None and not weight.is_meta and weight.is_floating_point()
-        if not is_usable or weight.shape[1] != hidden:
+        if not is_usable or weight.shape[1] != head.layers.hidden_size:
             problem = f"it needs the target's {key}, which is quantized, not loaded or of another width"
-            raise files.refused(problem, COMPLETE)
+            raise head.files.refused(problem, COMPLETE)
         shared[key] = weight
     return shared
 
