@@ -185,12 +185,18 @@ class Recomputing:
         for head in range(heads):
             group = head // (heads // groups)
             scores = q[:, head] @ k[:, group].T / self.layer["head_dim"] ** 0.5
-            future = torch.arange(len(q))[None] > torch.arange(len(q))[:, None]
-            mixed[:, head] = scores.masked_fill(future, -torch.inf).softmax(1) @ v[:, group]
+            ahead = torch.arange(len(q))[None] - torch.arange(len(q))[:, None]
+            hidden = (ahead > 0) | (ahead <= -(self.window(index) or len(q)))
+            mixed[:, head] = scores.masked_fill(hidden, -torch.inf).softmax(1) @ v[:, group]
         rows = residual + self.projected(f"{name}self_attn.o_proj", mixed.flatten(1))
         normed = self.norm(f"{name}post_attention_layernorm.weight", rows)
         gate, up = (self.projected(f"{name}mlp.{each}_proj", normed) for each in ("gate", "up"))
         return rows + self.projected(f"{name}mlp.down_proj", silu(gate) * up)
+
+    def window(self, index: int) -> int | None:
+        """How many tokens a layer sees, itself among them; None: all."""
+        sliding = (self.layer.get("layer_types") or ["full_attention"] * (index + 1))[index] == "sliding_attention"
+        return self.layer["sliding_window"] if sliding else None
 
     def entry(self, features: torch.Tensor) -> torch.Tensor:
         """What verified tokens bring [n, hidden], of the target's states [n, states x width]."""

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
+from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Wiring
 from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
@@ -103,7 +103,7 @@ def random_head(
     weight = {EMBEDDING: network.get_input_embeddings().weight}
     torch.manual_seed(seed)
     with torch.device(target.device), torch.no_grad():
-        head = Eagle3(config, Reading(layers), width=network.config.hidden_size, ids=ids, target=weight)
+        head = Eagle3(config, Wiring(layers), width=network.config.hidden_size, ids=ids, target=weight)
         for parameter in head.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)

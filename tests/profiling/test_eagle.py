@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from alphaprof.profiling.heads import eagle
+from alphaprof.profiling.heads import attention
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import recorded
@@ -26,6 +26,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 EMBEDDING = torch.randn(VOCABULARY, 24, generator=torch.Generator().manual_seed(3))
+WINDOWS = {"layer_types": ["sliding_attention", "sliding_attention"]}
 # What a variant changes in the config, the ids that it can draft, and tensors that it has beside.
 OWN = "own embedding, narrower than the target"
 VARIANTS: dict[str, tuple[dict[str, Any], list[int] | None, Tensors]] = {
@@ -46,6 +47,24 @@ VARIANTS: dict[str, tuple[dict[str, Any], list[int] | None, Tensors]] = {
     "linear positions": ({"layer": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}}, [0, 2, 3, 5, 6], {}),
     "positions of Llama 3": ({"layer": {"rope_scaling": LLAMA3}}, [0, 2, 3, 5, 6], {}),
     "qwen3": ({"layer": {"model_type": "qwen3"}}, [0, 2, 3, 5, 6], {}),
+    "a sliding window": (
+        {"layer": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}},
+        [0, 2, 3, 5, 6],
+        {},
+    ),
+    "windows shorter than a round": (
+        {"layer": WINDOWS | {"sliding_window": 3, "num_hidden_layers": 2}},
+        [0, 2, 3, 5, 6],
+        {},
+    ),
+    "qwen3 with windows": (
+        {
+            "layer": WINDOWS
+            | {"sliding_window": 6, "num_hidden_layers": 2, "model_type": "qwen3", "use_sliding_window": True}
+        },
+        [0, 2, 3, 5, 6],
+        {},
+    ),
     "all tokens": ({"draft_vocab_size": VOCABULARY}, None, {}),
     "a mapping that does not ascend": ({}, [5, 0, 6, 2, 3], {}),
     OWN: (
@@ -203,7 +222,7 @@ def test_rows_in_chunks_are_the_same(case: Any, monkeypatch: pytest.MonkeyPatch)
     this = case("three layers")
     whole = depths(this), depths(this, 7)
     for size in (1, 2000):
-        monkeypatch.setattr(eagle, "SCORE_BYTES", size)
+        monkeypatch.setattr(attention, "SCORE_BYTES", size)
         for expected, made in zip(whole, (depths(this), depths(this, 7)), strict=True):
             torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close([logits[7:] for logits in whole[0]], whole[1], atol=1e-5, rtol=1e-5)
@@ -239,7 +258,7 @@ def test_half_precision_is_close(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_what_is_read_and_shared(case: Any) -> None:
     """Another reading has the same tensors; the target's embedding is none of the head's own."""
     this = case("plain")
-    twin = this.network.with_reading(this.draft.alternatives[0].network.reading)
+    twin = this.network.with_wiring(this.draft.alternatives[0].network.wiring)
     assert twin.layers == (2, 4, 5)
     assert this.network.layers == (1, 3, 4)
     pairs = zip(twin.parameters(), this.network.parameters(), strict=True)

@@ -23,8 +23,8 @@ from transformers import LlamaConfig
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import AlphaprofError, ModelUnloadable, VocabularyMismatch
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import Reading
-from alphaprof.profiling.heads.eagle_files import eagle3_format, is_guessed, reading_as
+from alphaprof.profiling.heads.eagle import Wiring
+from alphaprof.profiling.heads.eagle_files import eagle3_format, is_guessed, wiring_as
 from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
@@ -120,20 +120,6 @@ def test_files_of_eagle_1_say_how_many_layers_it_has(tmp_path: Path, model: Mode
     flat, weights = eagle1_files(layers, False)
     draft = loaded(written(tmp_path, flat | {"num_hidden_layers": 8}, weights), model, kind="eagle1")
     assert len(draft.network.blocks) == layers  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("base", [100.0, 1e4, 1e6])
-def test_a_large_base_of_rope_is_tried_against_the_usual_one(tmp_path: Path, model: Model, base: float) -> None:
-    """Trainers that overlook rope_theta use 10000: what the other reading computes is what such files would say."""
-    draft = loaded(written(tmp_path / "given", config(layer={"rope_theta": base}), tensors(config())), model)
-    usual = loaded(written(tmp_path / "usual", config(layer={"rope_theta": 1e4}), tensors(config())), model)
-    others = [each for each in draft.alternatives if "RoPE" in each.changed]
-    assert [(each.changed, each.setting) for each in others] == [
-        ("RoPE base 10000", "set rope_theta: 10000, without scaling, in its config.json")
-    ] * (base > 1e4)
-    for other in others:
-        assert torch.equal(states(dataclasses.replace(draft, network=other.network), FEATURES), states(usual, FEATURES))
-        assert not torch.equal(states(draft, FEATURES), states(usual, FEATURES))
 
 
 def test_specforges_p_eagle_is_that_of_speculators_in_other_words(tmp_path: Path, model: Model) -> None:
@@ -248,7 +234,7 @@ def test_states_are_read_as_the_files_mean_it_or_as_an_engine_takes_them(
     tmp_path: Path, layout: str, changes: Any, of: Any, checkpoint: Any, vllm: Any, sglang: Any
 ) -> None:
     head = described_as(layout, tmp_path, changes)
-    made = [reading_as(reader, head, SimpleNamespace(**of)) for reader in READERS]
+    made = [wiring_as(reader, head, SimpleNamespace(**of)) for reader in READERS]
     assert [reading.layers for reading in made] == [checkpoint, vllm, sglang]
     assert is_guessed(head) == (not changes)
 
@@ -266,7 +252,7 @@ RESIDUALS = [
 @pytest.mark.parametrize(("layout", "changes", "expected"), RESIDUALS)
 def test_the_residual_is_where_each_reader_takes_it(tmp_path: Path, layout: str, changes: Any, expected: Any) -> None:
     head = described_as(layout, tmp_path, changes)
-    made = [reading_as(reader, head, SimpleNamespace(**TWELVE)) for reader in READERS]
+    made = [wiring_as(reader, head, SimpleNamespace(**TWELVE)) for reader in READERS]
     assert tuple(reading.norm_before_residual for reading in made) == expected
 
 
@@ -284,18 +270,18 @@ def test_a_norm_before_fc_that_the_config_does_not_name_is_left_out_by_engines(t
     for place, expected in ((folder, [True, False, False]), (nested, [True] * 3)):
         head = eagle3_format(files_of("head", ModelOptions(model=str(place))))
         of = model.network.config
-        assert [reading_as(reader, head, of).norm_before_fc for reader in READERS] == expected
+        assert [wiring_as(reader, head, of).norm_before_fc for reader in READERS] == expected
 
 
 def test_other_readings_are_listed_with_what_asks_for_them_and_who_reads_so(tmp_path: Path, model: Model) -> None:
     draft = loaded(written(tmp_path, config(), tensors(config())), model)
     found = {each.changed: each for each in draft.alternatives}
     assert draft.engines == ("vLLM",)
-    assert {words: (each.network.reading, each.depth, each.engines) for words, each in found.items()} == {  # type: ignore[attr-defined]
-        "states of the target one layer later": (Reading((2, 4, 5)), 1, ("SGLang",)),
-        "states of the target one layer earlier": (Reading((0, 2, 3)), 1, ()),
-        "the residual taken after the norm": (Reading((1, 3, 4), norm_before_residual=True), 1, ()),
-        "states fed back after the norm": (Reading((1, 3, 4), norm_output=True), 2, ()),
+    assert {words: (each.network.wiring, each.depth, each.engines) for words, each in found.items()} == {  # type: ignore[attr-defined]
+        "states of the target one layer later": (Wiring((2, 4, 5)), 1, ("SGLang",)),
+        "states of the target one layer earlier": (Wiring((0, 2, 3)), 1, ()),
+        "the residual taken after the norm": (Wiring((1, 3, 4), norm_before_residual=True), 1, ()),
+        "states fed back after the norm": (Wiring((1, 3, 4), norm_output=True), 2, ()),
     }
     assert found["states of the target one layer later"].setting == (
         f"set {IDS}: [2, 4, 5] ([1, 3, 4] for SGLang) in its config.json"
@@ -414,9 +400,13 @@ BAD = {
     "d2t and t2d": (weight("d2t", torch.tensor([0, 0, 1, 2, 2])), "do not name 5 different tokens"),
     "no d2t": (without("d2t"), "it proposes 5 of 7 tokens, but its files lack d2t"),
     "a size that is missing": (layer(num_attention_heads=None), "its config.json lacks num_attention_heads"),
-    "sliding windows": (
+    "a sliding window of no size": (
         layer(layer_types=["sliding_attention"]),
-        "has unsupported settings: sliding windows",
+        "has unsupported settings: sliding_window 0",
+    ),
+    "attention in chunks": (
+        layer(layer_types=["chunked_attention"]),
+        "has unsupported settings: layer_types chunked_attention",
     ),
     "positions that depend on the length": (
         layer(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),

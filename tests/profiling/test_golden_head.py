@@ -159,3 +159,28 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     assert own.changed == ""
     assert max(trial.acceptance for trial in others) > own.acceptance
     assert len(hashed) == 1
+
+
+FINGERPRINTS = {  # runs name heads by them
+    "dflash": "933f1c8a71976a6d8f8de14d42c80129efa9ada4f142ccb61ee79555e42469b1",
+    "eagle3": "fc0dcaaac2250317f61afafdf26c2e1632feaf26925b55c135531312a58cc87c",
+    "p_eagle": "dd3b33f6bc2c95eeab1be1563bd7ed2dd645bf3e3f12390735a60dcf000db696",
+    "pard": "780c7f6ea9b913f46ecbb9b39cd9ff454d86b9c086a1ae4e4d77b2bf1df9048a",
+}
+
+
+def test_the_fingerprint_of_a_head_stays(stories15m: Path, tmp_path: Path) -> None:
+    """Whatever its layers are called here, and whoever wrote them."""
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": [1, 2, 3]}))
+    tree = {
+        "target": {"model": str(stories15m), "dtype": "float32"},
+        "drafts": {kind: {"kind": kind, "model": str(GOLDEN.parent / f"{kind}_stories15m")} for kind in FINGERPRINTS},
+        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
+        "continuation": {"kind": "greedy", "max_new_tokens": 8},
+        "gammas": [7],
+    }
+    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(tree))
+    options = load_profile(tmp_path / "profile.yaml", [])
+    target = load_model("target", options.target, "float32")
+    drafts: Any = load_drafts(options, target, load_tokenizer(options.target))
+    assert {head.name: head.fingerprint for head in drafts} == FINGERPRINTS

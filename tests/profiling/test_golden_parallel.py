@@ -162,7 +162,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "target states one layer earlier": ("p_eagle", lambda head: setattr(head, "layers", tuple(n - 1 for n in head.layers))),
     "the residual after the norm": (
         "p_eagle",
-        lambda head: setattr(head, "reading", replace(head.reading, norm_before_residual=True)),
+        lambda head: setattr(head, "wiring", replace(head.wiring, norm_before_residual=True)),
     ),
     "another mask token of PARD": ("pard", lambda head: setattr(head, "mask", 2)),
     "one layer less": ("pard", lambda head: setattr(head, "blocks", head.blocks[:1])),
@@ -175,15 +175,17 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
 def without_first(step: Any) -> Any:
     """A step over a whole text that reads another token in place of the first one."""
 
-    def changed(tokens: torch.Tensor, *rest: Any) -> Any:
-        return step(torch.cat([tokens[:, :1] * 0 + 7, tokens[:, 1:]], 1) if int(rest[1][0]) == 0 else tokens, *rest)
+    def changed(tokens: torch.Tensor, states: torch.Tensor, places: torch.Tensor, **keys: Any) -> Any:
+        if int(places[0]) == 0:
+            tokens = torch.cat([tokens[:, :1] * 0 + 7, tokens[:, 1:]], 1)
+        return step(tokens, states, places, **keys)
 
     return changed
 
 
 def shifted(step: Any) -> Any:
     """A step whose mask rows stand a place further on."""
-    return lambda tokens, states, places, attend: step(tokens, states, places + (int(places[0]) > 0), attend)
+    return lambda tokens, states, places, **keys: step(tokens, states, places + (int(places[0]) > 0), **keys)
 
 
 @each("name", MUTATIONS)

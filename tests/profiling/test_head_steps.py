@@ -20,7 +20,7 @@ from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
 from alphaprof.costs.steps import StepTable
 from alphaprof.profiling.heads.dflash import DFlash
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle3, Reading
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle3, Wiring
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.heads.p_eagle import PEagle
@@ -102,8 +102,8 @@ def at_work(name: str) -> tuple[Model, HeadNetwork]:
     config = LlamaConfig(**model.network.config.to_dict() | {"num_hidden_layers": 2})
     shared = {EMBEDDING: model.network.get_input_embeddings().weight, LM_HEAD: model.network.lm_head.weight}
     head: HeadNetwork = {
-        "Eagle3": partial(Eagle3, config, Reading(LAYERS), width=32, target=shared),
-        "PEagle": partial(PEagle, config, Reading(LAYERS), width=32, target=shared, **ONE_PASS),
+        "Eagle3": partial(Eagle3, config, Wiring(LAYERS), width=32, target=shared),
+        "PEagle": partial(PEagle, config, Wiring(LAYERS), width=32, target=shared, **ONE_PASS),
         "Pard": partial(Pard, config, **ONE_PASS),
         "DFlash": partial(DFlash, config, LAYERS, mask=3, rows=4, target=shared),
     }[name]()
@@ -274,7 +274,7 @@ def test_a_roofline_moves_and_computes_what_the_steps_do(name: str) -> None:
     products, parameters = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
     assert products == flops(shape.later, Load(1, 3))
     assert bytes_moved(shape.later, Load(1, 3)) == 4 * parameters
-    kept = sum(full[:1, :, :7].numel() for keys in cache._keys for full in keys._full)
+    kept = sum(full[:1, :, :7].numel() for pair in cache.keys.layers.values() for full in pair)
     assert bytes_moved(shape, Load(1, 1, 7)) - bytes_moved(shape, Load(1, 1)) == 4 * kept
     assert shape.total_weight_bytes == 4 * sum(each.numel() for each in network.parameters())
     assert shape == ModelShape(**known_shape(head(network=network)))

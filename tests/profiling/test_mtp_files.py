@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from alphaprof.config.options import MtpDraft, TargetOptions
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.heads import wiring
+from alphaprof.profiling.heads import mtp, wiring
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule, beside_head, load_mtp
 from alphaprof.profiling.models.load import Model, load_model
@@ -156,3 +156,11 @@ def test_modules_of_a_spread_target_draft_as_on_one_device(tmp_path: Path) -> No
     spread = load(served, tmp_path).network
     for expected, found in zip(*(net.states(ids, features, 3, 0) for net in (whole, spread)), strict=True):
         assert torch.equal(expected, found)
+
+
+def test_attention_that_the_registry_does_not_choose_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not know of rounds."""
+    served = checkpoint(tmp_path, 1)
+    monkeypatch.setattr(mtp, "use_rounds", lambda layers, config: None)
+    with pytest.raises(ModelUnloadable, match="cannot be run depth by depth: attention that transformers' registry"):
+        load(served, tmp_path)

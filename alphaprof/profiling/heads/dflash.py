@@ -2,8 +2,8 @@
 
 A round's block is its anchor, the last token that was emitted, and mask rows. Its rows read, not causally, each other and
 keys that are made of the target's states before the anchor: what a row proposes depends on how many there are, and on
-nothing that was drafted. Engines run 1 + γ rows, of which each mask row proposes the token in its own place; or γ rows, of
-which each proposes the token behind it (sample_from_anchor). Sources: z-lab/dflash (model.py), speculators 0.9.0
+nothing that was drafted. Engines run 1 + γ rows, of which each mask row proposes the token at its own position; or γ rows,
+of which each proposes the token behind it (sample_from_anchor). Sources: z-lab/dflash (model.py), speculators 0.9.0
 (models/dflash), vLLM 0.32 (models/qwen3_dflash.py).
 """
 
@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers import Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from alphaprof.errors import ModelUnloadable, shown
+from alphaprof.profiling.heads.attention import SLIDING, Pair, Rounds, StepKeys
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, HeadLayer, Keys, SharingHead, attention, by_round
+from alphaprof.profiling.heads.eagle import LM_HEAD, SharingHead, decoder_layers
 from alphaprof.profiling.heads.eagle_files import (
     ENGINE,
     OTHER_TARGET,
@@ -46,15 +48,16 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 ZLAB, ARCHITECTURE = "z-lab", "DFlashDraftModel"
-OWN = "dflash_config"  # of config.json, in z-lab's layout
-OF_OWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
+NESTED = "dflash_config"  # of config.json, in z-lab's layout
+KNOWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
 ANCHOR = "sample_from_anchor"
 BLOCK = 16  # rows, if files do not say
+AT_ONCE, GPU_AT_ONCE = 64, 512  # blocks that are run together, with all of their rows
 
 
 class DFlash(OnePass, SharingHead):
     """A DFlash drafter. `layers`: see `HeadNetwork`; `mask`: its mask token; `rows`: of a block; `anchored`: 1 if each row
-    proposes the token behind it, so that the anchor's row proposes one; 0 if each proposes the token in its own place.
+    proposes the token behind it, so that the anchor's row proposes one; 0 if each proposes the token at its own position.
     """
 
     most: int
@@ -76,60 +79,50 @@ class DFlash(OnePass, SharingHead):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(layers) * hidden, hidden, bias=False)
         self.hidden_norm, self.norm = (LlamaRMSNorm(hidden, eps) for _ in range(2))
-        self.blocks = nn.ModuleList(HeadLayer(config, hidden, True) for _ in range(config.num_hidden_layers))
+        self.blocks = decoder_layers(config)
         count = config.vocab_size if ids is None else len(ids)
         self.lm_head = nn.Linear(hidden, count, bias=False) if LM_HEAD not in target else None
 
-    def context(self, features: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of every layer [batch, groups, n, size] of target states [batch, n, features] from a place
-        on.
+    def context(self, features: torch.Tensor, start: int) -> list[Pair]:
+        """Return keys and values of every layer [batch, kv heads, n, head_dim] of target states [batch, n, features] at
+        positions from `start` on.
         """
-        states = self.hidden_norm(self.fc(features.to(self.dtype)))
-        places = torch.arange(start, start + features.shape[1], device=features.device)
-        rotation, blocks = self.rotary(states, places[None]), list[Any](self.blocks)
-        return [block.self_attn.projected(states, rotation)[1:] for block in blocks]
+        hidden_states = self.hidden_norm(self.fc(features.to(self.dtype)))
+        position_ids = torch.arange(start, start + features.shape[1], device=features.device)
+        cos, sin = self.rotary(hidden_states, position_ids[None])
+        pairs: list[Pair] = []
+        for attention in (layer.self_attn for layer in list[Any](self.blocks)):
+            shape = (*hidden_states.shape[:2], -1, attention.head_dim)
+            key = attention.k_norm(attention.k_proj(hidden_states).view(shape)).transpose(1, 2)
+            value = attention.v_proj(hidden_states).view(shape).transpose(1, 2)
+            pairs.append((apply_rotary_pos_emb(key, key, cos, sin)[1], value))
+        return pairs
 
-    def block(
-        self, anchors: torch.Tensor, places: torch.Tensor, known: list[tuple[torch.Tensor, torch.Tensor]], first: int
-    ) -> list[torch.Tensor]:
-        """Return states [batch, n, hidden] of each depth of the blocks with `anchors` [batch, n] at `places` [n], in the
-        order of the bases from `first` on; `known`: what `context` gives of all tokens.
+    def block(self, anchors: torch.Tensor, position_ids: torch.Tensor, **keys: Any) -> torch.Tensor:
+        """Return states [batch, depths, n, hidden] of blocks with `anchors` [batch, n] at `position_ids` [n]. `keys`: for
+        the layers, see `attention`.
         """
-        tokens = [anchors, *[torch.full_like(anchors, self.mask)] * (self.rows - 1)]
-        states = [self.embedded(each, self.norm.weight) for each in tokens]
-        rotations = [self.rotary(states[0], (places + row)[None]) for row in range(len(states))]
-        block: Any
-        for block, (keys, values) in zip(self.blocks, known, strict=True):
-            inputs = zip(map(block.input_layernorm, states), rotations, strict=True)
-            parts = [block.self_attn.projected(*each) for each in inputs]
-            own = [(key, value) for _, key, value in parts]
-            for row, (query, _, _) in enumerate(parts):
-                after = states[row] + block.self_attn.added(by_round(query, keys, values, own, first))
-                states[row] = after + block.mlp(block.post_attention_layernorm(after))
-        return [self.norm(each) for each in states[1 - self.anchored :]]
-
-    def alone(self, anchor: torch.Tensor, place: int, known: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Return states [batch, depths, hidden] of one block each with its `anchor` [batch, 1] at a place, in one step."""
-
-        def attend(index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            keys, values = (torch.cat(pair, 2) for pair in zip(known[index], (key, value), strict=True))
-            return attention(query, keys, values)
-
-        masks = anchor.new_full((len(anchor), self.rows - 1), self.mask)
-        states = self.embedded(torch.cat([anchor, masks], 1), self.norm.weight)
-        rotation = self.rotary(states, torch.arange(place, place + self.rows, device=anchor.device)[None])
-        block: Any
-        for index, block in enumerate(self.blocks):
-            states = block(block.input_layernorm(states), states, rotation, index, attend)
-        drafted: torch.Tensor = self.norm(states)[:, 1 - self.anchored :]
-        return drafted
+        batch, count = anchors.shape
+        tokens = anchors.new_full((batch, self.rows, count), self.mask)
+        tokens[:, 0] = anchors
+        rows = position_ids + torch.arange(self.rows, device=anchors.device)[:, None]  # positions [rows, n]
+        hidden_states = self.embedded(tokens.flatten(1), self.norm.weight)
+        turns = self.rotary(hidden_states, rows.flatten()[None])
+        for layer in self.blocks:
+            hidden_states = layer(hidden_states, attention_mask=None, position_embeddings=turns, **keys)
+        states: torch.Tensor = self.norm(hidden_states).view(batch, self.rows, count, -1)[:, 1 - self.anchored :]
+        return states
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """See `HeadNetwork`."""
-        length = ids.shape[1]
-        anchors = functional.pad(ids, (0, 1))[:, first + 1 : length + 1]
-        places = torch.arange(first + 1, length + 1, device=ids.device)
-        yield from self.block(anchors, places, self.context(features, 0), first)[:depths]
+        length, known = ids.shape[1], self.context(features, 0)
+        anchors, position_ids = functional.pad(ids[:, 1:], (0, 1)), torch.arange(1, length + 1, device=ids.device)
+        span, parts = AT_ONCE if ids.device.type == "cpu" else GPU_AT_ONCE, []
+        for start in range(first, length, span):
+            end = min(start + span, length)
+            rounds = Rounds(end - start, ((keys[:, :, :end], values[:, :, :end]) for keys, values in known))
+            parts.append(self.block(anchors[:, start:end], position_ids[start:end], rounds=rounds))
+        yield from torch.cat(parts, 2).unbind(1)[:depths]
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """See `HeadNetwork`."""
@@ -144,17 +137,19 @@ class DFlashCache(OnePassCache):
     """A DFlash drafter at work, a `HeadCache`: all that it keeps are keys of the target's states."""
 
     def __init__(self, network: DFlash) -> None:
-        self._network = network
-        self._keys = [Keys() for _ in network.blocks]
-        self._bases = 0
+        self._network, self.keys, self.length = network, StepKeys(), 0
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """See `HeadCache`."""
-        made = self._network.context(features, self._bases)
-        known = [keys.put(self._bases, *each) for keys, each in zip(self._keys, made, strict=True)]
-        self._bases += tokens.shape[1]
-        self.drafted = self._network.alone(tokens[:, -1:], self._bases, known)
+        self.keys.start = self.length
+        for layer, pair in enumerate(self._network.context(features, self.length)):
+            self.keys.update(*pair, layer)
+        self.length += tokens.shape[1]
+        self.keys.start = self.length
+        position_ids = torch.tensor([self.length], device=tokens.device)
+        states = self._network.block(tokens[:, -1:], position_ids, past_key_values=self.keys, is_causal=False)
+        self.drafted = states[:, :, 0]
         return self.drafted[:, 0]
 
 
@@ -190,7 +185,7 @@ def load_dflash(
     network = _network(head, rows, target, DTYPES[draft.dtype or target.dtype_name])
     zlab = not head.anchored and head.layout == ZLAB  # what SGLang serves
     proposes = "proposes the token after it" if head.anchored else "but the anchor proposes its own token"
-    reading = {
+    words = {
         "layout": head.layout,
         "target states": f"after {', '.join(map(str, head.passed))} layers",
         "mask token": str(head.mask),
@@ -207,14 +202,14 @@ def load_dflash(
         context=head.context,
         block=drafts + 1,
         in_one_step=True,
-        reading=reading | described(head, network),
+        reading=words | described(head, network),
         engines=("vLLM", "SGLang") if zlab else ("vLLM",),
         alternatives=list(_alternatives(head, network, target)),
     )
 
 
 def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterator[Alternative]:
-    """Yield the readings that are likely mistakes: states one layer off, another mask token, the other rows."""
+    """Yield the readings that are likely mistakes: states one layer off, and another mask token."""
     off_by, key = (1, "aux_hidden_state_layer_ids") if head.layout == SPECULATORS else (0, "target_layer_ids")
     for words, step in (("later", 1), ("earlier", -1)):
         layers = tuple(layer + step for layer in head.passed)
@@ -222,10 +217,6 @@ def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterato
             setting = f"set {key}: {[layer - 1 + off_by for layer in layers]} in its config.json"
             yield Alternative(f"states of the target one layer {words}", setting, network.changed(layers=layers))
     yield from other_masks(network, target, "mask_token_id", min(2, network.most))
-    rows, anchored = network.rows + 2 * head.anchored - 1, 1 - head.anchored  # as many drafts
-    words = f"{rows} rows (each proposing {'the next token' if anchored else 'its own token'})"
-    setting = f"set {ANCHOR}: {'true' if anchored else 'false'} in its config.json"
-    yield Alternative(words, setting, network.changed(rows=rows, anchored=anchored))
 
 
 def dflash_format(files: HeadFiles) -> DFlashFormat:
@@ -233,19 +224,20 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
     config = files.config
     written = config.get("speculators_model_type")
     architecture = written or (config.get("architectures") or [""])[0]
-    shape, own = (config.get("transformer_layer_config"), config) if written else (config, config.get(OWN))
-    if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(own, dict)):
-        raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE} with {OWN}", ENGINE)
-    if not written and (odd := sorted(set(own) - OF_OWN)):
-        raise files.refused(f"{OWN} has {', '.join(odd)}, which is unsupported", ENGINE)
-    if shape.get("sliding_window") is not None:
+    shape, settings = (config.get("transformer_layer_config"), config) if written else (config, config.get(NESTED))
+    if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(settings, dict)):
+        raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE} with {NESTED}", ENGINE)
+    if not written and (odd := sorted(set(settings) - KNOWN)):
+        raise files.refused(f"{NESTED} has {', '.join(odd)}, which is unsupported", ENGINE)
+    if shape.get("sliding_window") is not None or SLIDING in str(shape.get("layer_types")):
         raise files.refused("its config.json has sliding_window, which is unsupported", ENGINE)
-    files.require_flags(config | own, [ANCHOR])
-    layers, mask = own.get("aux_hidden_state_layer_ids" if written else "target_layer_ids"), own.get("mask_token_id")
+    files.require_flags(config | settings, [ANCHOR])
+    layers = settings.get("aux_hidden_state_layer_ids" if written else "target_layer_ids")
+    mask = settings.get("mask_token_id")
     if not (isinstance(layers, list) and layers and all(type(each) is int for each in layers) and type(mask) is int):
         raise files.refused("its config.json lacks the ids of the target's layers, or mask_token_id", COMPLETE)
     require_mask(files, mask, shape.get("vocab_size"))
-    of_transformers = layer_config(files, shape, qwen3=True)
+    of_transformers = layer_config(files, shape, Qwen3Config)
     total = of_transformers.vocab_size
     ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or total, total)
     return DFlashFormat(
@@ -258,8 +250,8 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
         order,
         passed=tuple(layer + (0 if written else 1) for layer in layers),  # of z-lab, outputs of layers from 0
         mask=mask,
-        rows=own.get("block_size") or config.get("block_size") or BLOCK,
-        anchored=int(bool(own.get(ANCHOR, config.get(ANCHOR)))),
+        rows=settings.get("block_size") or config.get("block_size") or BLOCK,
+        anchored=int(bool(settings.get(ANCHOR, config.get(ANCHOR)))),
     )
 
 
@@ -276,8 +268,7 @@ def _network(head: DFlashFormat, rows: int, target: Model, dtype: torch.dtype) -
     """Return the drafter on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
     shapes, quantised or not finite.
     """
-    missing = {EMBEDDING, LM_HEAD} - head.files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
-    shared = shared_weights(head.files, head.layers.hidden_size, target, missing)
+    shared = shared_weights(head, target)
     with torch.device("meta"):
         network = DFlash(
             head.layers, head.passed, mask=head.mask, rows=rows, anchored=head.anchored, ids=head.ids, target=shared

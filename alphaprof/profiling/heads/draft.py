@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another reading of a head's files: `changed` in words, the `setting` that asks for it, as what to do, the network
-    that it makes of the same tensors, the `depth` at which it shows, and the `engines` whose reading has this difference.
+    """Another way to read a head's files: `changed` in words, the `setting` that asks for it, as what to do, the network
+    that it makes of the same tensors, the `depth` at which it shows, and the `engines` that read the files with this
+    difference.
     """
 
     changed: str
@@ -146,8 +147,8 @@ class HeadDraft:
         """`proposed`: nothing if no state of the target is known yet, less where its context ends; and which tokens it
         can propose.
         """
-        places = np.arange(prompt, len(ids))
-        room = np.where(places < 2, 0, self.depths if self.context is None else self.context - places + 2)
+        positions = np.arange(prompt, len(ids))
+        room = np.where(positions < 2, 0, self.depths if self.context is None else self.context - positions + 2)
         columns: Arrays = {"proposed": np.clip(room, 0, min(self.depths, PROPOSED_LIMIT)).astype(np.int16)}
         if self._known is not None:
             columns["in_draft_vocabulary"] = np.isin(ids[prompt:], self._known)
@@ -168,20 +169,20 @@ class HeadPass:
         self.depths, self.ranks_by_depth = draft.depths, draft.ranks_by_depth
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
         self.network = draft.network
-        self._longest = None if draft.context is None else draft.context + 1  # its last base reads the token after it
+        self._longest = None if draft.context is None else draft.context + 1  # its last row reads the token after it
 
     @torch.inference_mode()
     def rows(
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
-        """Return states [n, depths, hidden]: at depth d those of the base d before the chosen token."""
+        """Return states [n, depths, hidden]: at depth d those of the round that begins d tokens before the chosen one."""
         network = self.network
         row, column = row.to(network.device), column.to(network.device)
-        fed = ids[:, : self._longest].clamp(max=self.vocabulary - 1).to(network.device)
-        first = min(max(0, first - 1), fed.shape[1] - 1)  # of a text beyond its context nothing is proposed
+        tokens = ids[:, : self._longest].clamp(max=self.vocabulary - 1).to(network.device)
+        first = min(max(0, first - 1), tokens.shape[1] - 1)  # of a text beyond its context nothing is proposed
         features = torch.cat([known[count][:, : self._longest].to(network.device) for count in network.layers], -1)
-        states = network.states(fed, features, self.depths, first)
-        last = fed.shape[1] - 1 - first
+        states = network.states(tokens, features, self.depths, first)
+        last = tokens.shape[1] - 1 - first
         return torch.stack([each[row, (column - depth - first).clamp(0, last)] for depth, each in enumerate(states, 1)], 1)
 
     @torch.inference_mode()

@@ -5,10 +5,9 @@ and what else they could mean, to an engine as well; and how a head is loaded fo
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,8 +19,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ModelUnloadable, shown
+from alphaprof.profiling.heads.attention import SLIDING
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, Reading, SharingHead
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, SharingHead, Wiring
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
@@ -58,7 +58,6 @@ PARALLEL = re.compile(r"dflash|dspark|xpress", re.IGNORECASE)
 PARALLEL_STEP = "parallel_draft_step"  # of ModelOpt: from 2 on, heads of their own draft further tokens
 MASK_STATE = "mask_hidden"
 LAYER = re.compile(r"^(?:midlayer|layers\.(\d+))\.")
-USUAL_BASE = 10_000.0  # of RoPE: what trainers that overlook rope_theta use
 FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others depend on how long the text is
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -68,6 +67,7 @@ KEPT = (
     *("hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias"),
 )
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
 # Of the target, kept by trainers; tables that newer versions compute.
 IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
@@ -144,9 +144,8 @@ def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> Eag
     if settings.get(PARALLEL_STEP) not in (None, 1):
         problem = f"its config.json has {PARALLEL_STEP}: {shown(settings[PARALLEL_STEP])} (parallel heads of ModelOpt)"
         raise files.refused(f"{problem}, which is unsupported", ENGINE)
-    layers = layer_config(
-        files, shape, model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ())
-    )
+    is_qwen3 = model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ())
+    layers = layer_config(files, shape, Qwen3Config if is_qwen3 else LlamaConfig)
     ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)
 
@@ -155,7 +154,7 @@ def eagle1_format(files: HeadFiles) -> EagleFormat:
     """Return what the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
     config = files.config
     layout = _layout(files, EAGLE1_KINDS)
-    layers = layer_config(files, config, qwen3=False)
+    layers = layer_config(files, config, LlamaConfig)
     settings = {"use_aux_hidden_state": False, "nested_ids": None}
     return EagleFormat(files, layout, layers, settings, config.get("max_position_embeddings"))
 
@@ -185,32 +184,38 @@ def _layout(files: HeadFiles, known: dict[str, str], model_type: object = None) 
     return known[kind]
 
 
-def layer_config(files: HeadFiles, shape: dict[str, Any], qwen3: bool) -> Any:
-    """Return the shape of its layers, as a config of transformers: no more of them than the files hold, since trainers keep
-    the target's num_hidden_layers. Raises `ModelUnloadable` for what transformers refuses, and for settings that would be
-    read as if they were not there.
+def layer_config(files: HeadFiles, shape: dict[str, Any], kind: Callable[..., Any]) -> Any:
+    """Return the shape of its layers, as a `kind` of config of transformers: no more of them than the files hold, since
+    trainers keep the target's num_hidden_layers. Raises `ModelUnloadable` for what transformers refuses, and for settings
+    that would be read as if they were not there.
     """
     if missing := [key for key in SIZES if shape.get(key) is None]:
         raise files.refused(f"its config.json lacks {', '.join(missing)}", COMPLETE)
     kept = {"num_hidden_layers": 1, "num_key_value_heads": shape["num_attention_heads"], "mlp_bias": False}
-    kept |= {key: shape[key] for key in (*KEPT, *ROPE) if shape.get(key) is not None}
+    kept |= {key: shape[key] for key in (*KEPT, *ROPE, *WINDOWS) if shape.get(key) is not None}
     for key in ROPE[1:]:
         if "mrope_section" in (kept.get(key) or ()):  # in text all three positions are the same
             kept[key] = {"rope_type": "default"} | {name: kept[key][name] for name in ("rope_theta",) if name in kept[key]}
-    held = [int(place[1] or 0) for name in files.tensors if (place := LAYER.match(name))]
+    held = [int(match[1] or 0) for name in files.tensors if (match := LAYER.match(name))]
     try:
         kept["num_hidden_layers"] = min(kept["num_hidden_layers"], max(held, default=math.inf) + 1)
-        config: Any = (Qwen3Config if qwen3 else LlamaConfig)(**kept)
+        if "layer_types" in kept:
+            kept["layer_types"] = kept["layer_types"][: kept["num_hidden_layers"]]
+        config: Any = kind(**kept)
         rope = config.rope_parameters["rope_type"]
         rotary = LlamaRotaryEmbedding(config) if rope in FIXED_ROPE else None
     except Exception as error:
         raise files.refused(f"its config.json: {' '.join(str(error).split())[:300]}", COMPLETE) from error
     finite = rotary is None or (bool(rotary.inv_freq.isfinite().all()) and math.isfinite(rotary.attention_scaling))
+    kinds, window = getattr(config, "layer_types", None) or (), getattr(config, "sliding_window", 0)
     unknown = {
         f"hidden_act {shown(config.hidden_act)}": config.hidden_act not in ACT2FN,
         f"positions of type {shown(rope)}": rope not in FIXED_ROPE,
         "positions whose rotations are not finite": not finite,
-        "sliding windows (layer_types)": "sliding_attention" in str(shape.get("layer_types")),
+        f"layer_types {', '.join(kinds)}": not {"full_attention", SLIDING}.issuperset(kinds),
+        f"sliding_window {shown(window)}": SLIDING in kinds
+        and window is not None
+        and (type(window) is not int or window < 1),
         "partial_rotary_factor": shape.get("partial_rotary_factor") not in (None, 1),
         "logit_scale": shape.get("logit_scale") not in (None, 1),
     }
@@ -237,7 +242,7 @@ def draft_vocabulary(files: HeadFiles, count: object, total: int) -> tuple[torch
     return (None, None) if len(ids) == total else (ids, order)
 
 
-def reading_as(reader: str, head: EagleFormat, target: Any) -> Reading:
+def wiring_as(reader: str, head: EagleFormat, target: Any) -> Wiring:
     """Return how CHECKPOINT or one of ENGINES reads a head for a target (its config). Raises `ModelUnloadable` if its files
     cannot be read so.
     """
@@ -246,7 +251,7 @@ def reading_as(reader: str, head: EagleFormat, target: Any) -> Reading:
     if before is None:  # vLLM takes true for files of speculators, all others false
         before = reader == VLLM and head.layout == SPECULATORS
     meant = reader == CHECKPOINT and "input_norm.weight" in head.files.tensors  # engines go by the key alone
-    return Reading(
+    return Wiring(
         _states(reader, head, target),
         bool(before) and reader != SGLANG,  # which has no norm_before_residual
         bool(settings.get("norm_output")),
@@ -254,17 +259,17 @@ def reading_as(reader: str, head: EagleFormat, target: Any) -> Reading:
     )
 
 
-def words_of(head: EagleFormat, reading: Reading) -> dict[str, str]:
-    """Return a reading in words, by what they are about."""
-    states = "after the final norm" if reading.layers == (FINAL,) else f"after {_listed(reading.layers)} layers"
+def words_of(head: EagleFormat, wiring: Wiring) -> dict[str, str]:
+    """Return how the files of a head are read in words, by what they are about."""
+    states = "after the final norm" if wiring.layers == (FINAL,) else f"after {_listed(wiring.layers)} layers"
     words = {
         "layout": head.layout,
         "target states": states + (": config.json has no ids, so engines guess these" if is_guessed(head) else ""),
-        "residual": f"{'after' if reading.norm_before_residual else 'before'} the norm",
-        "fed back": f"the state {'after' if reading.norm_output else 'before'} the final norm",
+        "residual": f"{'after' if wiring.norm_before_residual else 'before'} the norm",
+        "fed back": f"the state {'after' if wiring.norm_output else 'before'} the final norm",
     }
-    if reading.norm_before_fc or "input_norm.weight" in head.files.tensors:
-        words["norm before fc"] = "yes" if reading.norm_before_fc else "left out: config.json has no norm_before_fc"
+    if wiring.norm_before_fc or "input_norm.weight" in head.files.tensors:
+        words["norm before fc"] = "yes" if wiring.norm_before_fc else "left out: config.json has no norm_before_fc"
     return words
 
 
@@ -328,10 +333,9 @@ def _listed(layers: tuple[int, ...]) -> str:
 
 def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Alternative]:
     """Return what else the files of a head could mean for a target (its config), one difference at a time: states of one
-    layer later and earlier, the norms in their other places, and the usual base of RoPE in place of a larger one. An engine
-    is named at each difference that its reading has.
+    layer later and earlier, and the norms on their other sides. An engine is named at each difference that its wiring has.
     """
-    measured, served = network.reading, served_readings(head, target)
+    measured, served = network.wiring, served_wirings(head, target)
     changes: dict[str, dict[str, Any]] = {}
     for offset, words in ((1, "later"), (-1, "earlier")):
         moved = tuple(layer + offset for layer in measured.layers)
@@ -340,53 +344,46 @@ def alternatives(network: Eagle3, head: EagleFormat, target: Any) -> list[Altern
     for words, name in (("the residual taken", "norm_before_residual"), ("states fed back", "norm_output")):
         other: dict[str, Any] = {name: not getattr(measured, name)}
         changes[f"{words} {'after' if other[name] else 'before'} the norm"] = other
-    found = [
+    return [
         Alternative(
             words,
-            _setting(measured, reading := replace(measured, **change), target),
-            network.with_reading(reading),
+            _setting(measured, wiring := replace(measured, **change), target),
+            network.with_wiring(wiring),
             2 if "norm_output" in change else 1,  # what is fed back shows then
             tuple(engine for engine, theirs in served.items() if change.items() <= vars(theirs).items()),
         )
         for words, change in changes.items()
     ]
-    if head.layers.rope_parameters["rope_theta"] > USUAL_BASE:
-        usual = copy.deepcopy(head.layers)
-        usual.rope_parameters = {"rope_type": "default", "rope_theta": USUAL_BASE}
-        twin = network.changed(rotary=LlamaRotaryEmbedding(usual).to(network.device))
-        setting = f"set rope_theta: {USUAL_BASE:.0f}, without scaling, in its config.json"
-        found.append(Alternative(f"RoPE base {USUAL_BASE:.0f}", setting, twin))
-    return found
 
 
-def served_readings(head: EagleFormat, target: Any) -> dict[str, Reading]:
+def served_wirings(head: EagleFormat, target: Any) -> dict[str, Wiring]:
     """Return how each engine reads the files, without those that could not serve them."""
     served = {}
     for engine in ENGINES:
         with contextlib.suppress(ModelUnloadable):
-            served[engine] = reading_as(engine, head, target)
+            served[engine] = wiring_as(engine, head, target)
     return served
 
 
-def doubts_of(name: str, head: EagleFormat, reading: Reading) -> tuple[dict[str, str], ...]:
+def doubts_of(name: str, head: EagleFormat, wiring: Wiring) -> tuple[dict[str, str], ...]:
     """Return a warning about the files of draft `name` where they leave open which states it reads."""
     if not is_guessed(head):
         return ()
     message = (
-        f"the files of draft {name} do not say which target states it reads; engines guess layers {_listed(reading.layers)} "
+        f"the files of draft {name} do not say which target states it reads; engines guess layers {_listed(wiring.layers)} "
         "(2, n//2 and n-3 of n)"
     )
     return (note("wiring", doubt=message, remedy=f"ask who trained it, and set {IDS} in its config.json"),)
 
 
-def _setting(measured: Reading, reading: Reading, target: Any) -> str:
+def _setting(measured: Wiring, wiring: Wiring, target: Any) -> str:
     """Return what to do so that engines read the files like this."""
     settings = []
-    for key, value in vars(reading).items():
+    for key, value in vars(wiring).items():
         if value != getattr(measured, key):
             settings.append(f"{key}: {str(value).lower()}" if key != "layers" else f"{IDS}: {list(value)}")
-    earlier = [layer - 1 for layer in reading.layers]
-    if reading.layers != measured.layers and min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS:
+    earlier = [layer - 1 for layer in wiring.layers]
+    if wiring.layers != measured.layers and min(earlier) >= 0 and target.model_type not in FIRST_ID_TELLS:
         settings[0] += f" ({earlier} for SGLang)"
     return f"set {', '.join(settings)} in its config.json"
 
@@ -398,8 +395,8 @@ def load_eagle3(
     head = head_of(name, draft, target, eagle3_format)
     require_verifier(head.files, target, tokenizer)
     config = target.network.config.get_text_config()
-    reading = reading_as(CHECKPOINT, head, config)
-    network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name], Eagle3)
+    wiring = wiring_as(CHECKPOINT, head, config)
+    network = eagle3_network(head, wiring, target, DTYPES[draft.dtype or target.dtype_name], Eagle3)
     return HeadDraft.of(
         name,
         draft,
@@ -409,31 +406,28 @@ def load_eagle3(
         method="eagle3",
         algorithm="EAGLE3",
         context=head.context,
-        reading=words_of(head, reading) | described(head, network),
-        engines=tuple(engine for engine, theirs in served_readings(head, config).items() if theirs == reading),
+        reading=words_of(head, wiring) | described(head, network),
+        engines=tuple(engine for engine, theirs in served_wirings(head, config).items() if theirs == wiring),
         alternatives=alternatives(network, head, config),
-        doubts=doubts_of(name, head, reading),
+        doubts=doubts_of(name, head, wiring),
     )
 
 
-def eagle3_network(
-    head: EagleFormat, reading: Reading, target: Model, dtype: torch.dtype, made: Callable[..., Head]
-) -> Head:
+def eagle3_network(head: EagleFormat, wiring: Wiring, target: Model, dtype: torch.dtype, made: Callable[..., Head]) -> Head:
     """Return the network of a head, `made` of what its files say, on the target's device. Raises `ModelUnloadable` for
     tensors that are missing, unused, of other shapes, quantised or not finite.
     """
     files = head.files
-    missing = {EMBEDDING, LM_HEAD} - files.tensors.keys() - ({LM_HEAD} if head.ids is not None else set())
     has_fc = head.reads_inner_states or head.width != head.layers.hidden_size
     with torch.device("meta"):  # nothing takes memory before the shapes are known to be those of the files
         network = made(
             head.layers,
-            reading,
+            wiring,
             width=head.width if has_fc else None,
             ids=head.ids,
-            target=shared_weights(files, head.layers.hidden_size, target, missing),
+            target=shared_weights(head, target),
             fc_bias="fc.bias" in files.tensors,
-            input_norm=reading.norm_before_fc or "input_norm.weight" in files.tensors,
+            input_norm=wiring.norm_before_fc or "input_norm.weight" in files.tensors,
             fc_norm=bool(head.settings.get("fc_norm") or head.settings.get("use_aux_norm")),
         )
     return filled(network, head, set() if has_fc else {"fc.weight", "fc.bias"}, target, dtype)
@@ -444,9 +438,8 @@ def load_eagle1(
 ) -> HeadDraft:
     """Return a loader of `load_draft`."""
     head = head_of(name, draft, target, eagle1_format)
-    missing = {EMBEDDING, LM_HEAD} - (head.files.tensors.keys() - {LM_HEAD})
-    shared = shared_weights(head.files, head.layers.hidden_size, target, missing)
     with torch.device("meta"):
+        shared = shared_weights(head, target, stored=head.files.tensors.keys() - {LM_HEAD})
         empty = Eagle1(head.layers, target=shared, fc_bias="fc.bias" in head.files.tensors)
     network = filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
@@ -462,6 +455,8 @@ def described(head: EagleFormat, network: SharingHead) -> dict[str, str]:
     heads = f"{layers.num_attention_heads} heads of width {layers.head_dim}, {layers.num_key_value_heads} KV heads"
     rope = ", ".join(f"{key} {value}" for key, value in sorted(layers.rope_parameters.items()))
     count = f"{layers.num_hidden_layers} of {layers.model_type}"
+    if SLIDING in (getattr(layers, "layer_types", None) or ()) and layers.sliding_window:
+        heads += f", of which {layers.layer_types.count(SLIDING)} with a window of {layers.sliding_window}"
     return {
         "layers": f"{count}: {heads}; {layers.hidden_act}; norms {layers.rms_norm_eps:g}; {rope}",
         "embedding": "the target's" if network.embed_tokens is None else "its own",
@@ -484,18 +479,20 @@ def filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dt
     return network.to(target.device).eval().requires_grad_(False)
 
 
-def shared_weights(files: HeadFiles, hidden: int, target: Model, keys: set[str]) -> dict[str, torch.Tensor]:
-    """Return the target's weights that stand in for those of a head with `hidden` numbers in a state."""
+def shared_weights(head: EagleFormat, target: Model, stored: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Return the target's weights that stand in for those that a head has none of its own for. `stored`: tensors of its
+    files that are read (None: all). Raises `ModelUnloadable` for weights that cannot stand in.
+    """
     shared: dict[str, torch.Tensor] = {}
     embedding, output = target.network.get_input_embeddings(), target.network.get_output_embeddings()
     for key, module in ((EMBEDDING, embedding), (LM_HEAD, output)):
-        if key not in keys:
+        if key in (head.files.tensors if stored is None else stored) or (key == LM_HEAD and head.ids is not None):
             continue
         weight: Any = getattr(module, "weight", None)
         is_usable = weight is not None and not weight.is_meta and weight.is_floating_point()
-        if not is_usable or weight.shape[1] != hidden:
+        if not is_usable or weight.shape[1] != head.layers.hidden_size:
             problem = f"it needs the target's {key}, which is quantized, not loaded or of another width"
-            raise files.refused(problem, COMPLETE)
+            raise head.files.refused(problem, COMPLETE)
         shared[key] = weight
     return shared
 

@@ -11,8 +11,9 @@ from torch import nn
 from transformers import LlamaConfig
 
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Reading
-from alphaprof.profiling.heads.eagle_files import FIXED_ROPE, IDS, KEPT, require_layers, stored_name, usual_layers
+from alphaprof.profiling.heads.attention import SLIDING
+from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3, Wiring
+from alphaprof.profiling.heads.eagle_files import FIXED_ROPE, IDS, KEPT, WINDOWS, require_layers, stored_name, usual_layers
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced
 
@@ -56,7 +57,7 @@ def new_head(target: Model, ids: torch.Tensor, seed: int) -> Eagle3:
     if not layers[0] < layers[1] < layers[2]:
         layers = tuple(sorted({1, blocks // 2, blocks - 1}))
     embedding = {EMBEDDING: target.network.get_input_embeddings().weight}
-    network = Eagle3(config, Reading(layers), width=hidden, ids=ids, target=embedding)
+    network = Eagle3(config, Wiring(layers), width=hidden, ids=ids, target=embedding)
     generator = torch.Generator().manual_seed(seed)
     for weight in network.parameters():
         if weight.dim() > 1:
@@ -85,20 +86,22 @@ def new_head(target: Model, ids: torch.Tensor, seed: int) -> Eagle3:
 
 def config_content(network: Eagle3, target: Model, depths: int) -> bytes:
     """Return the config.json of a head that was trained over `depths` drafts a round, as speculators and vLLM have it."""
-    reading, layers = network.reading, network.config
+    wiring, layers = network.wiring, network.config
     rope = dict(layers.rope_parameters)
     theta, kind = rope.pop("rope_theta"), rope.get("rope_type", "default")
     shape = {key: getattr(layers, key) for key in KEPT} | {"num_hidden_layers": len(network.blocks), "rope_theta": theta}
     shape |= {"model_type": layers.model_type, "tie_word_embeddings": False}
     shape |= {"rope_scaling": rope} if kind != "default" else {}
+    if SLIDING in (getattr(layers, "layer_types", None) or ()):
+        shape |= {key: getattr(layers, key) for key in WINDOWS if hasattr(layers, key)}
     content = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "draft_vocab_size": network.vocabulary if network.ids is None else len(network.ids),
         "target_hidden_size": target.network.config.get_text_config().hidden_size,
-        "norm_before_residual": reading.norm_before_residual,
-        "norm_before_fc": reading.norm_before_fc,
-        "norm_output": reading.norm_output,
+        "norm_before_residual": wiring.norm_before_residual,
+        "norm_before_fc": wiring.norm_before_fc,
+        "norm_output": wiring.norm_output,
         "fc_norm": network.fc_norm is not None,
         "transformer_layer_config": shape,
         "speculators_config": {
@@ -108,8 +111,8 @@ def config_content(network: Eagle3, target: Model, depths: int) -> bytes:
             "verifier": {"name_or_path": target.reference, "architectures": [type(target.network).__name__]},
         },
     }
-    inner = FINAL not in reading.layers
-    content |= {IDS: list(reading.layers)} if inner else {"use_aux_hidden_state": False}
+    inner = FINAL not in wiring.layers
+    content |= {IDS: list(wiring.layers)} if inner else {"use_aux_hidden_state": False}
     return (json.dumps(content, indent=1) + "\n").encode()
 
 

@@ -1,14 +1,16 @@
 """MTP modules in a target's checkpoint, and at work: a chain, one module a depth, or one that is reused at every depth.
 
-A module reads, for base i at depth k, the embedding of x_(i+k) and a state: at depth 1 the target's after its final norm,
-then that of the depth before. Both kinds run the layers of transformers' MtpModel; they differ in what attention sees.
+A module reads, for the round after token i at depth k, the embedding of x_(i+k) and a state: at depth 1 the target's after
+its final norm, then that of the depth before. Both kinds run the layers of transformers' MtpModel; they differ in what
+attention sees.
 
-Chain (DeepSeek-V3's training; transformers' `use_mtp`, vLLM's multi-module MTP): module k sees its own entries of all
-earlier bases. Engines make entries anew that came from rejected drafts, so that over a text they are those of the text's
-tokens, and every depth is one causal pass.
+Chain (DeepSeek-V3's training; transformers' `use_mtp`, vLLM's multi-module MTP): module k sees its own keys of all earlier
+tokens. Engines make keys anew that came from rejected drafts, so that over a text they are those of the text's tokens, and
+every depth is one causal pass.
 
 Reused (vLLM and SGLang for a single module): true features overwrite, after verification, what the round's drafts left in
-the cache. So base i at depth k sees the entries that depth 1 made of bases up to i, and its own of depths 2 .. k.
+the cache. So the round after token i sees at depth k the keys that depth 1 made of tokens up to i, and its own of depths
+2 .. k.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from transformers import modeling_layers
 from alphaprof.config.options import MtpDraft
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import ModelUnloadable
+from alphaprof.profiling.heads.attention import SLIDING, Rounds, StepKeys, use_rounds
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.files import HeadFiles, Stored, stored
-from alphaprof.profiling.heads.network import HeadNetwork, head_shape
+from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
 from alphaprof.profiling.models.hub import first_line, folder_of, weights_in
 from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice, without_hooks
 from alphaprof.profiling.models.teacher_forced import short_texts
@@ -42,10 +45,9 @@ if TYPE_CHECKING:
 
     from alphaprof.config.profile import ProfileOptions
 
-ROWS = 128  # bases in one call at depth 2 and above: their scores are as many times the bases before them, at every depth
 # Where modules stand in a checkpoint: as layers after the target's last, under `mtp`, or under `mtp_layers`.
 AFTER_LAST, QWEN, MIMO = "layers after the last", "mtp.*", "mtp_layers.*"
-PLACES = {
+PATTERNS = {
     QWEN: re.compile(r"^(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
     MIMO: re.compile(r"^model\.mtp_layers\.(\d+)\."),
     AFTER_LAST: re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\."),
@@ -63,7 +65,7 @@ OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4")
 # vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
 BLIND = ("deepseek_v3", "glm4_moe", "mimo")
 UNNORMED = "glm4_moe"
-FED_BEFORE = "use an engine that does so, like vLLM 0.32 for GLM-4.5"  # no config.json says it
+BEFORE_NORM = "use an engine that does so, like vLLM 0.32 for GLM-4.5"  # no config.json says it
 IMPORT = "serve it with an engine and import its counters (alphaprof import)"
 REUSE = (
     "reuse: false uses one module per depth (transformers' use_mtp; vLLM's model runner V2 on GPUs); reuse: true uses "
@@ -78,6 +80,7 @@ class _Modules(HeadNetwork):
     """
 
     ids = None
+    blind = False  # whether the embedding at position 0 is taken as zeros
 
     def __init__(self, mtp: Any, vocabulary: int, count: int) -> None:
         super().__init__()
@@ -85,6 +88,7 @@ class _Modules(HeadNetwork):
         self.config = mtp.config.get_text_config()
         self.own = nn.ModuleList(mtp.layers[:count])
         self.count = count
+        use_rounds([module.mtp_block for module in mtp.layers], mtp.config)
         if mtp.use_shared_post_norm:
             self.own.append(mtp.shared_post_norm)
         self._whole = (mtp,)  # in a tuple: its embeddings and head are the target's, no tensors of a head
@@ -107,29 +111,20 @@ class _Modules(HeadNetwork):
         config.num_hidden_layers = 1
         return head_shape(self.own, config, self.mtp.shared_head.weight)
 
-    def entries(self) -> Any:
-        """Return an empty cache for keys and values. It knows no layer types: masks keep sliding windows."""
-        from transformers.cache_utils import MtpCache
-
-        return MtpCache()
-
     def run(
-        self,
-        module: int,
-        tokens: torch.Tensor,
-        states: torch.Tensor,
-        position: int,
-        entries: Any = None,
-        blind: bool = False,
+        self, module: int, tokens: torch.Tensor, hidden_states: torch.Tensor, position_ids: torch.Tensor, **keys: Any
     ) -> torch.Tensor:
-        """Return states [batch, n, hidden] of a module from tokens [batch, n] and states [batch, n, hidden] at `position`
-        and after it. `entries`: the cache that they go to; `blind`: the first token's embedding is taken as zeros.
+        """Return states [batch, n, hidden] of a module, of tokens [batch, n] and states [batch, n, hidden] at `position_ids`
+        [n]. `keys`: for its layer, see `attention`.
         """
-        embeddings = self.mtp.embed_tokens(tokens).to(states.device)
-        if blind:
-            embeddings = torch.cat([torch.zeros_like(embeddings[:, :1]), embeddings[:, 1:]], dim=1)
-        positions = torch.arange(position, position + tokens.shape[1], device=states.device).expand(tokens.shape)
-        after: torch.Tensor = self.mtp.forward_layer(module, states, positions, entries, inputs_embeds=embeddings)
+        inputs_embeds = self.mtp.embed_tokens(tokens).to(hidden_states.device)
+        if self.blind:
+            inputs_embeds = inputs_embeds.masked_fill((position_ids == 0)[:, None], 0)
+        position_ids = position_ids.expand(tokens.shape)
+        past_key_values = keys.pop("past_key_values", None)
+        after: torch.Tensor = self.mtp.forward_layer(
+            module, hidden_states, position_ids, past_key_values, inputs_embeds=inputs_embeds, **keys
+        )
         return after
 
 
@@ -143,29 +138,31 @@ class ChainedModules(_Modules):
     @torch.inference_mode()
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """Yield a causal pass for each depth; see `HeadNetwork`."""
-        states = features
+        hidden_states, position_ids = features, torch.arange(ids.shape[1], device=ids.device)
+        tokens = pad(ids, (0, depths))
         for depth in range(1, depths + 1):
-            states = self.run(depth - 1, _following(ids, depth), states, depth)
-            yield states[:, first:]
+            rows = tokens[:, depth : depth + ids.shape[1]], hidden_states
+            hidden_states = self.run(depth - 1, *rows, position_ids + depth)
+            yield hidden_states[:, first:]
 
-    def cache(self, first: torch.Tensor | None = None) -> ChainedEntries:
+    def cache(self, first: torch.Tensor | None = None) -> ChainedCache:
         """Return an empty cache."""
-        return ChainedEntries(self)
+        return ChainedCache(self)
 
 
-class ChainedEntries:
-    """The modules of a chain at work. A module makes entries anew from the first base on whose token was a draft. `_made`:
-    how many bases have entries of verified tokens, by module; `_given`: the states that it reads at the bases after these.
+class ChainedCache:
+    """The modules of a chain at work. A module makes keys anew from the first token on that was a draft. `_made`: how many
+    keys of verified tokens there are, by module; `_given`: the states that it reads at the tokens after these.
     """
 
     def __init__(self, chain: ChainedModules) -> None:
-        self._chain, self._entries = chain, chain.entries()
+        self._chain, self.keys = chain, StepKeys()
         self._tokens = torch.empty(0)  # x_1, x_2, ... and drafts after them
-        self._bases = 0
+        self._length = 0
         self._made = [0] * chain.count
         self._given: dict[int, torch.Tensor] = {}
 
-    def __copy__(self) -> ChainedEntries:
+    def __copy__(self) -> ChainedCache:
         """See `HeadCache`."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self), _made=[*self._made], _given={**self._given})
@@ -173,25 +170,26 @@ class ChainedEntries:
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Module 1 reads the bases; see `HeadCache`."""
-        self._tokens = tokens if not self._bases else torch.cat([self._tokens[:, : self._bases], tokens], dim=1)
+        """Module 1 reads the tokens; see `HeadCache`."""
+        self._tokens = tokens if not self._length else torch.cat([self._tokens[:, : self._length], tokens], dim=1)
         self._given[0] = features
-        self._bases += tokens.shape[1]
+        self._length += tokens.shape[1]
         return self._make(0)
 
     @torch.inference_mode()
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """Return the module of the depth reads all bases whose tokens it has not seen verified; see `HeadCache`."""
-        self._tokens = torch.cat([self._tokens[:, : self._bases + depth - 2], token[:, None]], dim=1)
+        """The module of the depth reads all tokens that it has not seen verified; see `HeadCache`."""
+        self._tokens = torch.cat([self._tokens[:, : self._length + depth - 2], token[:, None]], dim=1)
         return self._make(depth - 1)
 
     def _make(self, module: int) -> torch.Tensor:
-        """Return the state of the last base, after a module has made entries for all that it lacks."""
+        """Return the state after the last token, once a module has made the keys that it lacks."""
         begin, given = self._made[module], self._given[module]
-        _keep(self._entries, module, begin)
-        tokens = self._tokens[:, begin + module : self._bases + module]
-        states = self._chain.run(module, tokens, given, begin + module + 1, self._entries)
-        verified = max(begin, self._bases - module)
+        self.keys.start = begin
+        tokens = self._tokens[:, begin + module : self._length + module]
+        position_ids = torch.arange(begin, self._length, device=tokens.device) + module + 1
+        states = self._chain.run(module, tokens, given, position_ids, past_key_values=self.keys)
+        verified = max(begin, self._length - module)
         self._made[module], self._given[module] = verified, given[:, verified - begin :]
         if module + 1 < self._chain.count:
             before = self._given.get(module + 1, states[:, :0])
@@ -199,96 +197,34 @@ class ChainedEntries:
         return states[:, -1]
 
 
-class ReusedModule(_Modules):
-    """The first module at every depth. `blind`: the embedding at base 0 is taken as zeros, as engines have it for some
-    architectures; `window`: how many entries sliding attention sees (None: all); `normed`: the state that the next depth
-    reads is the one after the module's final norm (else the one before it; a module without such a norm has one state).
+class ReusedModule(_Modules, RoundHead):
+    """The first module at every depth. `blind`: the embedding at position 0 is taken as zeros, as engines have it for some
+    architectures; `normed`: the state that the next depth reads is the one after the module's final norm (else the one
+    before it; a module without such a norm has one state).
     """
 
-    def __init__(
-        self, mtp: Any, vocabulary: int, blind: bool = False, window: int | None = None, normed: bool = True
-    ) -> None:
+    def __init__(self, mtp: Any, vocabulary: int, blind: bool = False, normed: bool = True) -> None:
         twin = _with_first_alone(mtp)
         super().__init__(twin, vocabulary, 1)
-        self.blind, self._window = blind, window
-        self._mask: torch.Tensor | None = None
-        twin.create_masks_for_mtp_layer = self._masks
+        self.blind = blind
         module = twin.layers[0]
         self._norm = module.post_norm if module.use_post_norm and not normed else None
         module.use_post_norm = module.use_post_norm and normed
 
+    def entry(self, features: torch.Tensor) -> torch.Tensor:
+        """See `RoundHead`."""
+        return features
+
+    @torch.inference_mode()
+    def step(
+        self, tokens: torch.Tensor, hidden_states: torch.Tensor, position_ids: torch.Tensor, **keys: Any
+    ) -> torch.Tensor:
+        """See `RoundHead`."""
+        return self.run(0, tokens, hidden_states, position_ids, **keys)
+
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Return logits [n, vocabulary] by the target's LM head, after the module's final norm."""
         return super().logits(states if self._norm is None else self._norm(states), depth)
-
-    def _masks(self, *given: Any, **named: Any) -> dict[str, Any]:
-        """Return the masks that transformers makes, or the one that is set."""
-        if self._mask is not None:
-            return {"attention_mask": self._mask}
-        made: dict[str, Any] = type(self.mtp).create_masks_for_mtp_layer(self.mtp, *given, **named)
-        return made
-
-    @torch.inference_mode()
-    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
-        """Depth 1 in one causal pass, the others a few bases at a time after its keys; see `HeadNetwork`."""
-        entries, length = self.entries(), ids.shape[1]
-        states = self.run(0, _following(ids, 1), features, 0, entries, self.blind)[:, first:]
-        yield states
-        true = (entries.layers[0].keys, entries.layers[0].values)
-        begins = range(first, length, ROWS)
-        own = [tuple(entry[..., :0, :] for entry in true)] * len(begins)
-        for depth in range(2, depths + 1):
-            tokens, parts = _following(ids, depth), []
-            for number, begin in enumerate(begins):
-                end = min(begin + ROWS, length)
-                layer = entries.layers[0]
-                pairs = zip(true, own[number], strict=True)
-                layer.keys, layer.values = (torch.cat([entry[..., :end, :], mine], dim=-2) for entry, mine in pairs)
-                parts.append(
-                    self._deeper(tokens[:, begin:end], states[:, begin - first : end - first], begin, depth, entries)
-                )
-                own[number] = (layer.keys[..., end:, :], layer.values[..., end:, :])
-            states = torch.cat(parts, dim=1)
-            yield states
-
-    def _deeper(self, tokens: torch.Tensor, states: torch.Tensor, begin: int, depth: int, entries: Any) -> torch.Tensor:
-        """Return states at a depth of the bases from `begin` on; `entries`: the true ones up to the last of them, then
-        theirs.
-        """
-        seen = seen_at(begin, begin + tokens.shape[1], depth, self._window).to(states.device)
-        blocked = torch.full(seen.shape, torch.finfo(states.dtype).min, dtype=states.dtype, device=states.device)
-        self._mask = blocked.masked_fill(seen, 0.0)[None, None]
-        try:
-            return self.run(0, tokens, states, begin + depth - 1, entries)
-        finally:
-            self._mask = None
-
-    def cache(self, first: torch.Tensor | None = None) -> ReusedEntries:
-        """Return an empty cache."""
-        return ReusedEntries(self)
-
-
-class ReusedEntries:
-    """The reused module at work: entries of the verified bases, then those of the round's drafts."""
-
-    def __init__(self, module: ReusedModule) -> None:
-        self._module, self._entries = module, module.entries()
-        self._bases = 0
-
-    @torch.inference_mode()
-    def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """See `HeadCache`."""
-        _keep(self._entries, 0, self._bases)
-        blind = self._module.blind and not self._bases
-        states = self._module.run(0, tokens, features, self._bases, self._entries, blind)
-        self._bases += tokens.shape[1]
-        return states[:, -1]
-
-    @torch.inference_mode()
-    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """See `HeadCache`."""
-        _keep(self._entries, 0, self._bases + depth - 2)
-        return self._module.run(0, token[:, None], state[:, None], self._bases + depth - 2, self._entries)[:, -1]
 
 
 def _with_first_alone(mtp: Any) -> Any:
@@ -297,34 +233,6 @@ def _with_first_alone(mtp: Any) -> Any:
     twin._modules, module._modules = dict(mtp._modules), dict(module._modules)
     twin.layers = nn.ModuleList([module])
     return twin
-
-
-def seen_at(begin: int, end: int, depth: int, window: int | None) -> torch.Tensor:
-    """Return which keys the bases `begin` .. `end` - 1 see at a depth of 2 or more: [end - begin, keys] of bool. Keys:
-    those of bases 0 .. `end` - 1 at depth 1, then those of bases `begin` .. `end` - 1 at depths 2 .. `depth`. `window`: see
-    `ReusedModule`; a key of depth k at base i has the place i + k - 1.
-    """
-    base = torch.arange(begin, end)[:, None]
-    true = torch.arange(end)[None]
-    places, seen = [true.expand(end - begin, end)], [true <= base]
-    for own in range(2, depth + 1):
-        places.append((base.T + own - 1).expand(end - begin, end - begin))
-        seen.append(base == base.T)
-    visible = torch.cat(seen, dim=1)
-    return visible if window is None else visible & (base + depth - 1 - torch.cat(places, dim=1) < window)
-
-
-def _following(ids: torch.Tensor, depth: int) -> torch.Tensor:
-    """For base i the token x_(i+depth); 0 beyond the text."""
-    rest = ids[:, depth:]
-    return pad(rest, (0, ids.shape[1] - rest.shape[1]))
-
-
-def _keep(entries: Any, module: int, count: int) -> None:
-    """Drop all entries of a module but the first `count`."""
-    if module < len(entries.layers) and entries.layers[module].is_initialized:
-        layer = entries.layers[module]
-        layer.keys, layer.values = layer.keys[..., :count, :], layer.values[..., :count, :]
 
 
 def load_mtp(
@@ -341,25 +249,21 @@ def load_mtp(
     reuse = draft.reuse is not False
     mtp = _loaded(files, target, layout, count)
     blind = config.model_type.startswith(BLIND) or layout == MIMO
-    network: ReusedModule | ChainedModules
+    network = ReusedModule(mtp, target.vocabulary, blind) if reuse else ChainedModules(mtp, target.vocabulary)
     alternatives: list[Alternative] = []
-    if reuse:
-        network = ReusedModule(mtp, target.vocabulary, blind, _window(mtp.config))
-    else:
-        network = ChainedModules(mtp, target.vocabulary)
     if reuse and mtp.layers[0].use_post_norm:
-        unnormed = ReusedModule(mtp, target.vocabulary, blind, _window(mtp.config), normed=False)
+        unnormed = ReusedModule(mtp, target.vocabulary, blind, normed=False)
         engines = ("vLLM",) if config.model_type == UNNORMED else ()
-        alternatives.append(Alternative("states fed back before the norm", FED_BEFORE, unnormed, 2, engines))
+        alternatives.append(Alternative("states fed back before the norm", BEFORE_NORM, unnormed, 2, engines))
     _require_running(files, network, target)
-    reading = {
+    words = {
         "layout": layout,
         "modules": str(count),
         "use of modules": "the first module at every depth" if reuse else "a chain: one module a depth",
         "fed back": "the state after the module's final norm",
     }
     if reuse and blind:
-        reading["embedding at position 0"] = "zeros, as in vLLM"
+        words["embedding at position 0"] = "zeros, as in vLLM"
     return HeadDraft.of(
         name,
         draft,
@@ -369,7 +273,7 @@ def load_mtp(
         method="mtp",
         algorithm="NEXTN",
         context=target.context,
-        reading=reading,
+        reading=words,
         alternatives=alternatives,
     )
 
@@ -392,8 +296,8 @@ def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFile
     if folder is not None:  # None: a .gguf file, which holds no modules that transformers reads
         found = stored(weights_in(folder), f"draft {name}")
     last = target.network.config.get_text_config().num_hidden_layers
-    for layout, place in PLACES.items():
-        matches = {key: match for key in found if (match := place.search(key)) is not None}
+    for layout, pattern in PATTERNS.items():
+        matches = {key: match for key in found if (match := pattern.search(key)) is not None}
         tensors = {key: found[key] for key, match in matches.items() if layout != AFTER_LAST or int(match[1]) >= last}
         if tensors:
             return layout, HeadFiles(f"draft {name}", {}, tensors)
@@ -402,7 +306,7 @@ def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFile
 
 def _count(files: HeadFiles, layout: str, config: Any) -> int:
     """Return how many modules there are. Raises `ModelUnloadable` if the config says another number."""
-    matches = (PLACES[layout].search(name) for name in files.tensors)
+    matches = (PATTERNS[layout].search(name) for name in files.tensors)
     count = len({match[1] for match in matches if match is not None and match[1] is not None})
     promised = [getattr(config, key, None) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers")]
     if not count or any(each not in (None, count) for each in promised):
@@ -501,24 +405,20 @@ def _renamed(name: str, layout: str, owner: Any) -> str:
     return f"model.layers.{owner.config.get_text_config().num_hidden_layers + int(number)}.{rest}"
 
 
-def _window(config: Any) -> int | None:
-    """Return how many entries the first module sees by its layer type. Raises `ValueError` for a type that is not
-    attention.
-    """
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    return int(config.sliding_window) if kinds[0] == "sliding_attention" else None
-
-
 @torch.inference_mode()
 def _require_running(files: HeadFiles, network: ReusedModule | ChainedModules, target: Model) -> None:
     """Raise `ModelUnloadable` unless the modules work on two short texts, whole and step by step: some have attention
     without keys and values that could be kept.
     """
-    kinds = set(getattr(network.mtp.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(network.mtp.config, "layer_types", None) or ()) - {"full_attention", SLIDING}
     ids = short_texts(target).to(network.device)
     features = target.network.get_input_embeddings()(ids).to(network.device)
     reason = f"layers of {', '.join(sorted(kinds))}" if kinds else ""
     try:
+        for module in range(network.count):
+            network.run(module, ids, features, torch.arange(ids.shape[1], device=ids.device), rounds=(rounds := Rounds(1)))
+            if not rounds.verified:
+                raise NotImplementedError("attention that transformers' registry does not choose")
         depths = min(3, network.most or 3)
         whole = list(network.states(ids, features, depths, 0))
         cache = network.cache()

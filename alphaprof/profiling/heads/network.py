@@ -1,8 +1,8 @@
 """What every draft head computes, given texts at every depth at once, or a text that grows.
 
 Tokens are x_0, x_1, ...; the target's state at token i predicts x_(i+1). A round that proposes x_s first begins after the
-target has read x_0 .. x_(s-2), so its base is b = s - 2; its k-th draft, of depth k, is x_(b+k+1). Every depth reads the
-token x_(b+k), and what fixes a round is that these are the text's own tokens as long as its drafts are accepted.
+target has read x_0 .. x_(s-2): it is the round after token b = s - 2, and its k-th draft, of depth k, is x_(b+k+1). Every
+depth reads the token x_(b+k), and what fixes a round is that these are the text's tokens as long as its drafts are accepted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
 from alphaprof.costs.roofline import EXPERTS, ModelShape
+from alphaprof.profiling.heads.attention import Rounds, StepKeys
 from alphaprof.profiling.models.teacher_forced import FINAL
 
 
@@ -25,14 +27,14 @@ class HeadCache(Protocol):
     """
 
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Take in verified bases that follow those so far: for base i the token x_(i+1) [batch, n] and the features at token
-        i [batch, n, features]. What drafts of the round before left is dropped first. Returns the state [batch, hidden] of
-        the last base at depth 1.
+        """Take in verified tokens that follow those so far: for token i the next one, x_(i+1) [batch, n], and the features
+        at i [batch, n, features]. What drafts of the round before left is dropped first. Returns the state [batch, hidden]
+        of depth 1 after the last one.
         """
 
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
-        """Return the state [batch, hidden] at `depth`, 2 or more, of the last base, from the token drafted before it
-        [batch] and the state at the depth before it. Called for each depth in turn.
+        """Return the state [batch, hidden] at `depth`, 2 or more, from the token drafted before it [batch] and the state at
+        the depth before it. Called for each depth in turn.
         """
 
 
@@ -67,9 +69,9 @@ class HeadNetwork(nn.Module, ABC):
 
     @abstractmethod
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
-        """Yield for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the bases from `first` on, in
-        texts of right-padded `ids` [batch, length] with `features` [batch, length, features]. Where base + depth lies beyond
-        the text they mean nothing, and are finite.
+        """Yield for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the rounds after the tokens from
+        `first` on, in texts of right-padded `ids` [batch, length] with `features` [batch, length, features]. Where token +
+        depth lies beyond the text they mean nothing, and are finite.
         """
 
     @abstractmethod
@@ -88,9 +90,79 @@ class HeadNetwork(nn.Module, ABC):
 
     @abstractmethod
     def cache(self, first: torch.Tensor | None = None) -> HeadCache:
-        """Return an empty cache, for texts that begin with the tokens `first` [batch]: no base reads them, and only drafters
-        that are models by themselves do.
+        """Return an empty cache, for texts that begin with the tokens `first` [batch], which only drafters that are models
+        by themselves read.
         """
+
+
+class RoundHead(HeadNetwork):
+    """A head of decoder layers that run one more row of a round for each depth. `ahead`: 1 if the first token of a text is a
+    row of its own, before that of the round after it; else 0.
+    """
+
+    ahead = 0
+
+    @abstractmethod
+    def entry(self, features: torch.Tensor) -> torch.Tensor:
+        """Return what depth 1 reads [batch, n, hidden] in place of a state of its own, of features [batch, n, features]."""
+
+    def deeper(self, tokens: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what depths beyond the first read, of the tokens drafted before them [batch, n] and the states [batch, n,
+        hidden] at the depth before.
+        """
+        return tokens, hidden_states
+
+    @abstractmethod
+    def step(
+        self, tokens: torch.Tensor, hidden_states: torch.Tensor, position_ids: torch.Tensor, **keys: Any
+    ) -> torch.Tensor:
+        """Return states [batch, n, hidden] at a depth, of tokens [batch, n], the states before [batch, n, hidden] and
+        position_ids [n]. `keys`: the `rounds` or `past_key_values` of `attention`, for the layers.
+        """
+
+    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
+        """See `HeadNetwork`. Keys of the verified tokens are computed once, at depth 1."""
+        length, begin = ids.shape[1], first + self.ahead
+        tokens = pad(ids, (0, depths))
+        position_ids = torch.arange(length + self.ahead, device=ids.device)
+        rounds = Rounds(length - first)
+        rows = tokens[:, 1 - self.ahead : length + 1], self.entry(features)
+        hidden_states = self.step(*rows, position_ids, rounds=rounds)[:, begin:]
+        yield hidden_states
+        for depth in range(2, depths + 1):
+            rows = self.deeper(tokens[:, first + depth : length + depth], hidden_states)
+            hidden_states = self.step(*rows, position_ids[begin:] + depth - 1, rounds=rounds)
+            yield hidden_states
+
+    def cache(self, first: torch.Tensor | None = None) -> HeadCache:
+        """Return an empty cache."""
+        return RoundCache(self)
+
+
+class RoundCache:
+    """Such a head at work, a `HeadCache`: rows of a round's drafts come after those of verified tokens, and the next round
+    writes over them. `length`: how many rows of verified tokens there are.
+    """
+
+    def __init__(self, head: RoundHead) -> None:
+        self._head, self.keys, self.length = head, StepKeys(), 0
+
+    @torch.inference_mode()
+    def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """See `HeadCache`."""
+        hidden_states = self._step(tokens, self._head.entry(features), self.length)
+        self.length += tokens.shape[1]
+        return hidden_states[:, -1]
+
+    @torch.inference_mode()
+    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
+        """See `HeadCache`."""
+        return self._step(token[:, None], state[:, None], self.length + depth - 2)[:, 0]
+
+    def _step(self, tokens: torch.Tensor, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
+        self.keys.start = start
+        position_ids = torch.arange(start, start + tokens.shape[1], device=hidden_states.device)
+        return self._head.step(tokens, hidden_states, position_ids, past_key_values=self.keys)
 
 
 def head_shape(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import Eagle3, Reading
+from alphaprof.profiling.heads.eagle import Eagle3, Wiring
 from alphaprof.profiling.heads.eagle_files import (
     CHECKPOINT,
     P_EAGLE_KINDS,
@@ -26,8 +26,8 @@ from alphaprof.profiling.heads.eagle_files import (
     eagle3_format,
     eagle3_network,
     head_of,
-    reading_as,
     require_verifier,
+    wiring_as,
     words_of,
 )
 from alphaprof.profiling.heads.parallel import MASKS, MaskRows, mask_of, other_masks
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 class PEagle(MaskRows, Eagle3):
     """A P-EAGLE head, whose mask rows have the state `mask_hidden`."""
 
-    def __init__(self, config: Any, reading: Reading, *, mask: int, drafts: int, width: int, **options: Any) -> None:
-        super().__init__(config, reading, width=width, **options)
+    def __init__(self, config: Any, wiring: Wiring, *, mask: int, drafts: int, width: int, **options: Any) -> None:
+        super().__init__(config, wiring, width=width, **options)
         self.mask, self.drafts = mask, drafts
-        self.mask_hidden = nn.Parameter(torch.empty(1, 1, len(reading.layers) * width))
+        self.mask_hidden = nn.Parameter(torch.empty(1, 1, len(wiring.layers) * width))
 
     def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `EagleHead`: mask rows, whatever was drafted."""
+        """See `RoundHead`: mask rows, whatever was drafted."""
         return torch.full_like(tokens, self.mask), self.entry(self.mask_hidden).expand_as(states)
 
 
@@ -63,15 +63,15 @@ def load_p_eagle(
     require_verifier(head.files, target, tokenizer)
     config, usual = target.network.config.get_text_config(), _usual_mask(head, tokenizer)
     mask = mask_of(head.files) if usual is None else usual
-    reading = reading_as(CHECKPOINT, head, config)
-    doubts = doubts_of(name, head, reading)
+    wiring = wiring_as(CHECKPOINT, head, config)
+    doubts = doubts_of(name, head, wiring)
     if usual is not None:
         doubt = f"the files of draft {name} name no mask token; SpecForge's default for this tokenizer is {usual}"
         remedy = "set mask_token_id in its config.json to the token that it was trained with"
         doubts += (note("wiring", doubt=doubt, remedy=remedy),)
     made = partial(PEagle, mask=mask, drafts=draft.depths or max(options.gammas))
-    network = eagle3_network(head, reading, target, DTYPES[draft.dtype or target.dtype_name], made)
-    words = words_of(head, reading) | {"fed back": "nothing: mask rows", "mask token": str(mask)}
+    network = eagle3_network(head, wiring, target, DTYPES[draft.dtype or target.dtype_name], made)
+    words = words_of(head, wiring) | {"fed back": "nothing: mask rows", "mask token": str(mask)}
     readings = [item for item in alternatives(network, head, config) if item.depth == 1]
     return HeadDraft.of(
         name,

@@ -11,9 +11,9 @@ import torch
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import shown
 from alphaprof.profiling.heads.draft import Alternative
-from alphaprof.profiling.heads.eagle import EagleCache, EagleHead
+from alphaprof.profiling.heads.eagle import EagleHead
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
-from alphaprof.profiling.heads.network import HeadNetwork
+from alphaprof.profiling.heads.network import HeadNetwork, RoundCache
 from alphaprof.profiling.models.load import Model
 
 MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")  # in the order in which vLLM looks
@@ -49,7 +49,7 @@ class MaskRows(OnePass, EagleHead):
     drafts: int
 
     def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `EagleHead`: mask rows, whatever was drafted."""
+        """See `RoundHead`: mask rows, whatever was drafted."""
         return torch.full_like(tokens, self.mask), states
 
     def cache(self, first: torch.Tensor | None = None) -> MaskCache:
@@ -57,7 +57,7 @@ class MaskRows(OnePass, EagleHead):
         return MaskCache(self, first if self.ahead else None)
 
 
-class MaskCache(OnePassCache, EagleCache):
+class MaskCache(OnePassCache, RoundCache):
     """Mask rows at work: they run behind the verified rows, and the next round writes over their keys."""
 
     _head: MaskRows
@@ -69,13 +69,13 @@ class MaskCache(OnePassCache, EagleCache):
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """See `HeadCache`."""
-        if self._first is not None and not self._bases:
+        if self._first is not None and not self.length:
             tokens = torch.cat([self._first[:, None], tokens], 1)
         entered, more = self._head.entry(features), self._head.drafts - 1
         masks = self._head.deeper(tokens[:, :1].expand(-1, more), entered[:, :1].expand(-1, more, -1))
         rows = torch.cat([tokens, masks[0]], 1), torch.cat([entered, masks[1]], 1)
-        self.drafted = self._step(*rows, self._bases)[:, tokens.shape[1] - 1 :]
-        self._bases += tokens.shape[1]
+        self.drafted = self._step(*rows, self.length)[:, tokens.shape[1] - 1 :]
+        self.length += tokens.shape[1]
         return self.drafted[:, 0]
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Attend, HeadLayer, Reading
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Wiring, decoder_layers
 from alphaprof.profiling.heads.eagle_files import OTHER_TARGET, layer_config
 from alphaprof.profiling.heads.files import HeadFiles, files_of
 from alphaprof.profiling.heads.parallel import MaskRows, mask_of, other_masks
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from alphaprof.config.options import PardDraft
     from alphaprof.config.profile import ProfileOptions
 
-LLAMA, QWEN2, QWEN3 = ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = {"LlamaForCausalLM": LlamaConfig, "Qwen2ForCausalLM": Qwen2Config, "Qwen3ForCausalLM": Qwen3Config}
 PREFIX = "model."
 
 
@@ -38,23 +39,22 @@ class Pard(MaskRows):
     ahead = 1
 
     def __init__(self, config: Any, *, mask: int, drafts: int) -> None:
-        super().__init__(config, Reading((FINAL,)), None, MappingProxyType({}))
+        super().__init__(config, Wiring((FINAL,)), None, MappingProxyType({}))
         self.mask, self.drafts = mask, drafts
-        self.blocks = nn.ModuleList(HeadLayer(config, config.hidden_size, True) for _ in range(config.num_hidden_layers))
+        self.blocks = decoder_layers(config)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def entry(self, features: torch.Tensor) -> torch.Tensor:
-        """See `EagleHead`: nothing of them is read."""
+        """See `RoundHead`: nothing of them is read."""
         return features[..., :1].to(self.dtype)
 
-    def passed(self, embedded: torch.Tensor, states: torch.Tensor, rotation: Any, attend: Attend) -> torch.Tensor:
+    def passed(self, inputs_embeds: torch.Tensor, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """See `EagleHead`."""
-        states = embedded
-        block: Any
-        for index, block in enumerate(self.blocks):
-            states = block(block.input_layernorm(states), states, rotation, index, attend)
-        return states
+        hidden_states = inputs_embeds
+        for layer in self.blocks:
+            hidden_states = layer(hidden_states, **kwargs)
+        return hidden_states
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """See `EagleHead`."""
@@ -70,9 +70,7 @@ def load_pard(
     if architecture not in ARCHITECTURES:
         known = " or ".join(ARCHITECTURES)
         raise files.refused(f"it is a {architecture or 'model of no architecture'}", f"use a supported PARD model: {known}")
-    config, mask = layer_config(files, files.config, qwen3=architecture == QWEN3), mask_of(files)
-    if architecture == QWEN2:  # queries, keys and values have biases
-        config.attention_bias, config.output_bias = True, False
+    config, mask = layer_config(files, files.config, ARCHITECTURES[architecture]), mask_of(files)
     if config.vocab_size != target.vocabulary:
         problem = f"it has {config.vocab_size} ids, but {target.reference} has {target.vocabulary}"
         raise files.refused(problem, OTHER_TARGET)

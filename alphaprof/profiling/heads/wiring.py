@@ -1,6 +1,6 @@
 """Which reading of a head's files the target's states speak for: the measured one against others, on a few texts.
 
-The same key of a config means two things to two engines, and a head that is fed the wrong states still drafts, only worse.
+The same key of a config means two things to two engines, and a head that gets the wrong states still drafts, only worse.
 What each reading would get accepted is measured in the pass of a profile: a user learns of it before anything is deployed.
 The log keeps the reading that its files mean, whatever comes out here.
 """
@@ -32,7 +32,6 @@ DOCUMENTS, TOKENS = 8, 64  # how many documents, and how much of each
 SURE = 3.0  # standard errors by which another reading is ahead
 POOR = 0.2  # an acceptance of the first draft below which no reading of a trained head should be
 FEW = 50  # positions of which nothing is said
-AT_ONCE = 8  # readings in one pass
 Warnings = tuple[dict[str, str], ...]
 Trials = tuple[Trial, ...]
 Batches = Sequence[Sequence[Continuation]]
@@ -78,43 +77,49 @@ def sample(target: Model, documents: Iterable[Document], width: int, budget: int
 def checked(draft: HeadDraft, batches: Batches, width: int) -> tuple[Trials, Warnings]:
     """Return what a head's readings get accepted, the measured one first, and warnings if another is better or none good."""
     depths = range(1, min(2, draft.network.most or 2) + 1)
-    own = _agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths], batches, width)
-    if not _size(own[0]):
+    measured = _agreements(draft, [Alternative("", "", draft.network, depth) for depth in depths], batches, width)
+    if not any(map(len, measured[0])):
         return (), ()  # a head that is not finite, or texts without a position: the run says so
 
-    known = [way for way in draft.alternatives if way.depth <= len(own) and _size(own[way.depth - 1])]
-    rows = zip(known, _agreements(draft, known, batches, width) if known else [], strict=True)
-    tried = [(way, _trial(way, row, own[way.depth - 1])) for way, row in rows if _size(row)]
-    base = Trial("", 1, _mean(own[0]), 0.0, 0.0, _size(own[0]), draft.engines)
-    warnings = [_better(draft, trial, way) for way, trial in tried if _wins(trial)]
-    best = max([base.acceptance, *(trial.acceptance for _, trial in tried if trial.depth == 1)])
-    if best < POOR and base.positions >= FEW:
-        message = f"no reading of draft {draft.name} works: the current one gets {base.acceptance:.3f} of "
-        message += f"{base.positions} tokens right at depth 1"
+    every = np.concatenate(measured[0])
+    trials, warnings = [Trial("", 1, float(every.mean()), 0.0, 0.0, len(every), draft.engines)], []
+    known = [way for way in draft.alternatives if way.depth <= len(depths) and any(map(len, measured[way.depth - 1]))]
+    for way, rows in zip(known, _agreements(draft, known, batches, width) if known else [], strict=True):
+        if not any(map(len, rows)):
+            continue
+        trial = _trial(way, rows, measured[way.depth - 1])
+        trials.append(trial)
+        if trial.positions >= FEW and trial.ahead > SURE * trial.error:
+            message = (
+                f"draft {draft.name} may be read wrongly: with {trial.changed} it gets {trial.acceptance:.3f} of "
+                f"{trial.positions} tokens right at depth {trial.depth}, against {trial.acceptance - trial.ahead:.3f} now"
+            )
+            warnings.append(note("wiring", doubt=message, remedy=f"if trained that way, {way.setting}"))
+    if max(trial.acceptance for trial in trials if trial.depth == 1) < POOR and len(every) >= FEW:
+        message = f"no reading of draft {draft.name} works: the current one gets {every.mean():.3f} of "
+        message += f"{len(every)} tokens right at depth 1"
         remedy = "check that this head was trained on this target, with these layers, and on text like this"
         warnings.append(note("wiring", doubt=message, remedy=remedy))
-    return (base, *(trial for _, trial in tried)), tuple(warnings)
+    return tuple(trials), tuple(warnings)
 
 
 def _agreements(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
     """Return for each reading whether its draft at its depth is the token, [proposed positions] of each text; no texts for
     one whose logits are not finite.
     """
-    if len(ways) <= AT_ONCE:
-        try:
-            return _together(draft, ways, batches, width)
-        except LogitsNotFinite:
-            if len(ways) == 1:
-                return [[]]
-    half = len(ways) // 2
-    return [rows for some in (ways[:half], ways[half:]) for rows in _agreements(draft, some, batches, width)]
+    try:
+        return _together(draft, ways, batches, width)
+    except LogitsNotFinite:
+        if len(ways) == 1:
+            return [[]]
+        return [rows for way in ways for rows in _agreements(draft, [way], batches, width)]
 
 
 def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
     """As `_agreements`, by one pass of the target. Raises `LogitsNotFinite` if one of them has such logits."""
     twins = [
-        dataclasses.replace(draft, name=str(place), network=way.network, depths=way.depth, ranks_by_depth=False)
-        for place, way in enumerate(ways)
+        dataclasses.replace(draft, name=str(number), network=way.network, depths=way.depth, ranks_by_depth=False)
+        for number, way in enumerate(ways)
     ]
     scorer = Scorer(draft.target, twins, width)
     found: list[list[np.ndarray]] = [[] for _ in ways]
@@ -129,35 +134,14 @@ def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, w
     return found
 
 
-def _trial(way: Alternative, rows: list[np.ndarray], own: list[np.ndarray]) -> Trial:
+def _trial(way: Alternative, rows: list[np.ndarray], measured: list[np.ndarray]) -> Trial:
     """Return what a reading got, beside the measured one. Its standard error is the larger one of positions and of texts as
     units, and at least that of a single position.
     """
-    ahead = [theirs.astype(float) - ours for theirs, ours in zip(rows, own, strict=True)]
+    ahead = [theirs.astype(float) - ours for theirs, ours in zip(rows, measured, strict=True)]
     every = np.concatenate(ahead)
     gain, size = float(every.mean()), len(every)
     by_text = np.array([each.sum() - gain * len(each) for each in ahead])
     of_texts = float((by_text**2).sum() * len(ahead) / max(len(ahead) - 1, 1)) ** 0.5 / size
     error = max(float(every.std()) / size**0.5, of_texts, 1 / size)
-    return Trial(way.changed, way.depth, _mean(rows), gain, error, size, way.engines)
-
-
-def _size(rows: list[np.ndarray]) -> int:
-    return sum(map(len, rows))
-
-
-def _mean(rows: list[np.ndarray]) -> float:
-    return float(np.concatenate(rows).mean())
-
-
-def _wins(trial: Trial) -> bool:
-    return trial.positions >= FEW and trial.ahead > SURE * trial.error
-
-
-def _better(draft: HeadDraft, trial: Trial, way: Alternative) -> dict[str, str]:
-    before = trial.acceptance - trial.ahead
-    message = (
-        f"draft {draft.name} may be read wrongly: with {trial.changed} it gets {trial.acceptance:.3f} of "
-        f"{trial.positions} tokens right at depth {trial.depth}, against {before:.3f} now"
-    )
-    return note("wiring", doubt=message, remedy=f"if trained that way, {way.setting}")
+    return Trial(way.changed, way.depth, float(np.concatenate(rows).mean()), gain, error, size, way.engines)

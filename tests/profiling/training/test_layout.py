@@ -29,7 +29,7 @@ def again(folder: Path, network: Eagle3, model: DraftModel) -> Eagle3:
 
 
 def same(one: Eagle3, other: Eagle3) -> None:
-    assert one.reading == other.reading
+    assert one.wiring == other.wiring
     ours, theirs = one.state_dict(), other.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
