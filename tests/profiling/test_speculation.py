@@ -386,9 +386,6 @@ class Hours:
     def perf_counter(self) -> float:
         return self.now
 
-    def process_time(self) -> float:
-        return 2 * self.now
-
 
 def test_times_are_those_of_the_passes_they_are_named_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Hours()
@@ -406,7 +403,7 @@ def test_times_are_those_of_the_passes_they_are_named_for(monkeypatch: pytest.Mo
     found = Speculation(ours, draft, STRICT, 3).decode(prompt, NEW_TOKENS)
     assert found.prefill_s == 11
     assert (found.draft_s, found.verify_s) == (found.drafted.sum(), 10 * len(found.drafted))
-    assert (found.decode_s, found.decode_cpu_s) == (found.draft_s + found.verify_s, 2 * found.decode_s)
+    assert found.decode_s == found.draft_s + found.verify_s
     plain = Plain(ours).decode(prompt, NEW_TOKENS)
     steps = 10 * (len(plain.ids) - 1)
     assert (plain.prefill_s, plain.decode_s, plain.draft_s, plain.verify_s) == (10, steps, 0, steps)

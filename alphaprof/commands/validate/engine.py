@@ -150,8 +150,8 @@ def _decoded(answer: Answer) -> Decoded:
     if not answer["emitted"]:
         problem = "a text ended before --concurrency sequences were decoded together"
         raise EngineFailed(problem, "use a lower --concurrency, more --documents, or longer texts")
-    wall, cpu = (answer[clock] / 1e3 * (len(answer["ids"]) - 1) / answer["emitted"] for clock in ("wall_ms", "cpu_ms"))
-    return Decoded(np.array(answer["ids"]), *rounds_of(answer), 0.0, wall, cpu, math.nan, math.nan, None)
+    seconds = answer["wall_ms"] / 1e3 * (len(answer["ids"]) - 1) / answer["emitted"]
+    return Decoded(np.array(answer["ids"]), *rounds_of(answer), 0.0, seconds, math.nan, math.nan, None)
 
 
 def rounds_of(answer: Answer) -> tuple[Array, Array]:

@@ -34,10 +34,9 @@ USUAL_GAMMAS = (1, 2, 3, 5)
 class Decoded:
     """A continuation and what it took.
 
-    `ids` [tokens], EOS included; `drafted`, `accepted` [rounds], as `replay.walk` counts them (plain decoding: rounds that
-    draft nothing). Seconds by the wall clock of the prefill, up to the first token and with the draft's share of it, and, by
-    wall and CPU, of everything after it; `draft_s` and `verify_s` are parts of `decode_s`, the rest is bookkeeping. `regret`
-    [tokens] where asked for: log p_(1) - log p(y) of each token y under the target's plain softmax, in nats.
+    `ids` [tokens], EOS included; `drafted`, `accepted` [rounds] (plain decoding: rounds that draft nothing). Seconds by the
+    wall clock of the prefill, up to the first token and with the draft's share of it, and of everything after it; `draft_s`
+    and `verify_s` are parts of `decode_s`, the rest is bookkeeping. `regret` [tokens] where asked for: log p_(1) - log p(y) of each token y under the target's plain softmax, in nats.
     """
 
     ids: Ids
@@ -45,7 +44,6 @@ class Decoded:
     accepted: Ints
     prefill_s: float
     decode_s: float
-    decode_cpu_s: float
     draft_s: float
     verify_s: float
     regret: Floats | None
@@ -135,7 +133,7 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
         verify = verifier(how.rule, chooser)
     target = Cached(how.target, width, () if drafter is None else drafter.reads)
     clock = _DecodingClock(device)
-    start, _ = clock.read()
+    start = clock.read()
     if drafter is not None:
         drafter.start(text.ids)
     rows = target.prefill(text.ids, rewinds=drafter is not None)
@@ -143,7 +141,7 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
         drafter.observe(target.states)
     tokens = agreement(chooser, rows, _nothing(rows.device), 0)
     text.add(tokens)
-    ready, ready_cpu = clock.read()
+    ready = clock.read()
     lost = [_regret(rows, tokens)] if regret else []
     rounds = []
     while not text.ended:
@@ -151,7 +149,7 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
         rounds.append((drafted, accepted))
         if regret:
             lost.append(_regret(rows, tokens))
-    end, end_cpu = clock.read()
+    end = clock.read()
     draft_s, verify_s = clock.phases()
     counts = np.array(rounds, dtype=np.int64).reshape(-1, 2)
     return Decoded(
@@ -160,7 +158,6 @@ def _decode(how: Plain | Speculation, text: _Text, source_row: int, regret: bool
         accepted=counts[:, 1],
         prefill_s=ready - start,
         decode_s=end - ready,
-        decode_cpu_s=end_cpu - ready_cpu,
         draft_s=draft_s,
         verify_s=verify_s,
         regret=np.concatenate(lost) if regret else None,
@@ -210,13 +207,11 @@ class _DecodingClock:
         self._device = device
         self._marks: list[Any] = []
 
-    def read(self) -> tuple[float, float]:
-        """Return seconds by the wall clock and of this process's CPU time, when the device has done all that it was
-        given.
-        """
+    def read(self) -> float:
+        """Return seconds by the wall clock, when the device has done all that it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter(), time.process_time()
+        return time.perf_counter()
 
     def mark(self) -> None:
         """One of three marks a round: before drafting, before verification and after it."""

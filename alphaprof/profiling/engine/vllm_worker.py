@@ -20,7 +20,7 @@ FORCED = "ALPHAPROF_FORCED_DRAFTS"  # names a file whose first byte is how many 
 JUNK = 3  # the first token id that it proposes
 WARM = 3  # first steps that do not count: slower than steady ones, and the very first verifies what was proposed before
 MOST_TURNS = 20  # steps for each that is timed
-ZERO = {"wall_ms": 0.0, "cpu_ms": 0.0, "emitted": 0}
+ZERO = {"wall_ms": 0.0, "emitted": 0}
 LEAST_SLACK = 8  # tokens by which sequences whose steps are timed may leave their context, at least
 SCHEDSTAT = "/proc/thread-self/schedstat"  # of Linux: on its second place, nanoseconds without a processor
 
@@ -92,16 +92,17 @@ class SteppedEngine:
         return name
 
     def step(self) -> tuple[list[Any], dict[str, Any]]:
-        """Take an engine step: its outputs, and its times in ms with what it ran: `prefilling` and `decoding` sequences,
+        """Take an engine step: its outputs, and its time in ms with what it ran: `prefilling` and `decoding` sequences,
         `tokens` that the decoding ones ran over, `emitted` ones.
         """
         self._last.clear()
-        wall, cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         outputs = self.engine.step()
-        taken = {"wall_ms": 1e3 * (time.perf_counter() - wall), "cpu_ms": 1e3 * (time.process_time() - cpu)}
+        wall_ms = 1e3 * (time.perf_counter() - start)
         stats, emitted = self._last or (None, None)
         ran = stats.iteration_details if stats else None
-        return outputs, taken | {
+        return outputs, {
+            "wall_ms": wall_ms,
             "prefilling": ran.num_ctx_requests if ran else 0,
             "decoding": ran.num_generation_requests if ran else 0,
             "tokens": ran.num_generation_tokens if ran else 0,
@@ -112,7 +113,7 @@ class SteppedEngine:
         """Yield the text of every prompt (`ids`, `max_tokens`, sampling settings) as it ends, at most `concurrency` at a
         time: its `place` among the prompts, `ids`, how many `rounds` wrote them after the first, and of rounds with a
         proposal the `accepted` and `drafted` tokens. Steps that decode `concurrency` sequences and read no prompt are
-        shared out among these: `wall_ms`, `cpu_ms`, `emitted` tokens.
+        shared out among these: `wall_ms`, `emitted` tokens.
         """
         self.release()
         self.count[0] = 0
@@ -131,7 +132,6 @@ class SteppedEngine:
                 each["rounds"] += 0 < known < each["known"]
             for each in running.values() if counted else ():
                 each["wall_ms"] += taken["wall_ms"] / concurrency
-                each["cpu_ms"] += taken["cpu_ms"] / concurrency
             for output in outputs:
                 if output.finished:
                     yield running.pop(output.request_id) | _answer(output)

@@ -19,7 +19,7 @@ from tests.engine import OPTIONS, written_profile
 
 HERE = Path(__file__).parent
 MOST = 12  # answers of one kind of step
-KEPT = {"place", "ids", "rounds", "accepted", "drafted", "wall_ms", "cpu_ms", "emitted"}
+KEPT = {"place", "ids", "rounds", "accepted", "drafted", "wall_ms", "emitted"}
 recorded: dict[str, Any] = {"facts": {}, "answers": {}}
 
 
