@@ -36,7 +36,8 @@ class Decoded:
 
     `ids` [tokens], EOS included; `drafted`, `accepted` [rounds] (plain decoding: rounds that draft nothing). Seconds by the
     wall clock of the prefill, up to the first token and with the draft's share of it, and of everything after it; `draft_s`
-    and `verify_s` are parts of `decode_s`, the rest is bookkeeping. `regret` [tokens] where asked for: log p_(1) - log p(y) of each token y under the target's plain softmax, in nats.
+    and `verify_s` are parts of `decode_s`, the rest is bookkeeping. `regret` [tokens] where asked for:
+    log p_(1) - log p(y) of each token y under the target's plain softmax, in nats.
     """
 
     ids: Ids
