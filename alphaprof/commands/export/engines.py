@@ -218,6 +218,11 @@ def _differences(scope: ExportScope, served: ServedDraft, to: str) -> Iterator[s
                 f"this alone accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, the run {here:.3f}; "
                 "give it a config.json that it reads as the run does: docs/heads.md"
             )
+    if engine == VLLM and served.draft.settings.get("match") == "leftmost":
+        yield (
+            "looked up leftmost, as vLLM's V1 runner and its CPU build do; on GPUs the V2 runner takes the rightmost match and "
+            "fills every round: set VLLM_USE_V2_MODEL_RUNNER=0, or profile with match: rightmost"
+        )
     if engine == VLLM and served.drawn and scope.truncated and manifest.profile.draft_processing == "same":
         yield (
             "drafts were sampled with the target's top_k, top_p and min_p, but vLLM uses temperature only: "
