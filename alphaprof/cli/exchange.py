@@ -163,6 +163,69 @@ def import_sglang(
     _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *named, leave_out, overrides or (), drafting), out)
 
 
+@command(import_group, "alphaprof import texts requests.jsonl --out runs/lookup", name="texts")
+def import_texts(
+    requests: Annotated[
+        list[Path],
+        Argument(metavar="REQUESTS.jsonl", readable=False, help="Prompts and answers: token ids, or text with --tokenizer."),
+    ],
+    out: NewRun,
+    min_ngram: Annotated[
+        list[int] | None, Option(min=1, max=64, help="Shortest n-gram (repeatable); default: 1 2 3 5.")
+    ] = None,
+    max_ngram: Annotated[list[int] | None, Option(min=1, max=64, help="Longest n-gram (repeatable); default: 3 5.")] = None,
+    match: Annotated[
+        Literal["rightmost", "leftmost"],
+        Option(help="rightmost, filled up to γ: vLLM's V2 runner; leftmost: V1 and CPU, transformers."),
+    ] = "rightmost",
+    gamma: Annotated[
+        list[int] | None, Option(min=1, max=64, help="Drafted tokens per round (repeatable); default: 1 to 8.")
+    ] = None,
+    pool: Annotated[bool, how("--pool", help="Also look in earlier answers, in the order of the log.")] = False,
+    earlier: Annotated[
+        list[Path] | None, Option(metavar="FILE", readable=False, help="Earlier requests that fill the pool first.")
+    ] = None,
+    temperature: Temperature = None,
+    tokenizer: Annotated[
+        Path | None, Option(metavar="PATH", readable=False, help="tokenizer.json, or its folder, for lines without ids.")
+    ] = None,
+    target: Annotated[
+        str | None, Option(help="The target's name, or its folder: config.json gives a roofline its shape.")
+    ] = None,
+    domain: Domains = None,
+    domain_key: DomainKey = None,
+    cluster_key: ClusterKey = None,
+    overrides: Overrides = None,
+) -> None:
+    """Import prompts and answers as a run of prompt lookup drafts: does n-gram speculation pay? No model, no GPU."""
+    from alphaprof.commands.importing.run import remarks_on, sampling_of
+    from alphaprof.commands.importing.texts import TextsRequest
+    from alphaprof.commands.importing.texts import import_texts as imported
+
+    asked = TextsRequest(
+        files=requests,
+        shortest=min_ngram or (1, 2, 3, 5),
+        longest=max_ngram or (3, 5),
+        gammas=gamma or range(1, 9),
+        target=target,
+        rightmost=match == "rightmost",
+        pool=pool,
+        earlier=earlier or (),
+        tokenizer=tokenizer,
+        sampling=sampling_of("one_hot" if temperature else "strict", temperature, 0, 1.0),
+        domains=domain or (),
+        domain_key=domain_key,
+        cluster_key=cluster_key,
+        overrides=overrides or (),
+    )
+    with interruptible(None):
+        run = imported(asked, out)
+    for remark in remarks_on(run.manifest):
+        print(one_line(remark), file=sys.stderr)
+    counts = f"{run.manifest.documents} answers, {run.manifest.positions} tokens, {len(run.manifest.drafts)} drafts"
+    print(f"{out}: {counts}. Next: alphaprof report {shlex.quote(str(out))}")
+
+
 @command(import_group, "alphaprof import prometheus before.txt after.txt", name="prometheus")
 def import_prometheus(
     pages: Annotated[

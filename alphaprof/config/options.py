@@ -169,8 +169,8 @@ class PromptLookupDraft(DraftOptions):
     )
     match: Literal["leftmost", "rightmost"] | None = Field(
         None,
-        description="which earlier place to copy from. leftmost: vLLM's V1 runner and CPU build, transformers (min_ngram 1); "
-        "rightmost: vLLM's V2 runner, which also fills every round up to γ tokens. Default: as the engine that the profile "
+        description="earlier place to copy from. leftmost: vLLM's V1 runner and CPU build, transformers (min_ngram 1); "
+        "rightmost: vLLM's V2 runner, which also fills every round up to γ tokens; default: as the engine that the profile "
         "times or starts, else rightmost",
     )
 

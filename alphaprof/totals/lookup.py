@@ -79,9 +79,7 @@ def matches(
     return found, lengths
 
 
-def places_by_size(
-    tokens: Ints, start: Ints, longest: int, rightmost: bool, pooled: Ints | None = None
-) -> Iterator[Ints]:
+def places_by_size(tokens: Ints, start: Ints, longest: int, rightmost: bool, pooled: Ints | None = None) -> Iterator[Ints]:
     """Yield for runs of 1 to `longest` tokens where the one before each place was followed in the same text, [tokens]; NONE:
     it did not stand there before.
 

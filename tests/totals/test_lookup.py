@@ -1,6 +1,4 @@
-"""Prompt lookup: the proposals of transformers at every position of a text, and those of vLLM's runners, which go on after an
-EOS.
-"""
+"""Prompt lookup: the proposals of transformers at every position of a text, and those of both of vLLM's runners."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from alphaprof.profiling.models.draft import Arrays
 from alphaprof.costs.rounds import NOTHING, StepTime, StepTimes, time_spent
 from alphaprof.profiling.decoding.drafters import LookupDrafter
+from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.run.schema import PROPOSED_LIMIT
 from alphaprof.totals.lookup import matches

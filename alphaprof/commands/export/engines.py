@@ -220,7 +220,7 @@ def _differences(scope: ExportScope, served: ServedDraft, to: str) -> Iterator[s
             )
     if engine == VLLM and served.draft.settings.get("match") == "leftmost":
         yield (
-            "looked up leftmost, as vLLM's V1 runner and its CPU build do; on GPUs the V2 runner takes the rightmost match and "
+            "looked up leftmost, as vLLM's V1 runner and CPU build do; on GPUs its V2 runner takes the rightmost match and "
             "fills every round: set VLLM_USE_V2_MODEL_RUNNER=0, or profile with match: rightmost"
         )
     if engine == VLLM and served.drawn and scope.truncated and manifest.profile.draft_processing == "same":

@@ -157,8 +157,8 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
                 continue
             _require_fitting(read, request, asked)
             domain = asked.domains[source if len(asked.domains) > 1 else 0] if asked.domains else "traffic"
-            domain = str(_named(line, asked.domain_key, "--domain-key")) if asked.domain_key else domain
-            cluster = _named(line, asked.cluster_key, "--cluster-key") if asked.cluster_key else None
+            domain = str(named(line, asked.domain_key, "--domain-key")) if asked.domain_key else domain
+            cluster = named(line, asked.cluster_key, "--cluster-key") if asked.cluster_key else None
             read.requests.append(dataclasses.replace(request, source=source, domain=domain, cluster=cluster))
 
 
@@ -182,7 +182,7 @@ def _require_fitting(read: Read, request: EngineRequest, asked: ImportRequest) -
         raise request.line.refuse(problem, hint)
 
 
-def _named(line: Line, key: str, option: str) -> str | None:
+def named(line: Line, key: str, option: str) -> str | None:
     """Return the text under a dotted key of a line, or of the response in it; None if it is null. Raises `ColumnMissing`."""
     value: Any = None
     for path in (key, f"response.{key}", f"response.body.{key}"):
@@ -241,7 +241,7 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
         beyond_the_end=sum(request.rounds.beyond for request in requests),
         drafting=asked.drafting,
     )
-    target = _served_model(asked.target or str(requests[0].model))
+    target = served_model(asked.target or str(requests[0].model))
     manifest = Manifest(
         status="complete",
         alphaprof=__version__,
@@ -249,7 +249,7 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
         config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
         target=target,
         # No metrics tell how an engine drafted: it counts as a model, and nothing of q is known.
-        drafts={asked.draft: DraftFacts(**vars(_served_model(asked.draft)), has_distribution=False, has_steps=True)},
+        drafts={asked.draft: DraftFacts(**vars(served_model(asked.draft)), has_distribution=False, has_steps=True)},
         tokenizer="unknown",
         environment={},
         shards=(Shard(0, len(requests), sum(each.completion_tokens for each in requests), read.digest.hexdigest()),),
@@ -309,7 +309,7 @@ def _totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.T
     return pa.Table.from_pylist(rows, schema=arrow_schema(imported_totals_columns([gamma])))
 
 
-def _served_model(name: str) -> ModelFacts:
+def served_model(name: str) -> ModelFacts:
     """Return what is known of a model that another engine ran: what it is called."""
     digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
     return ModelFacts(
