@@ -185,7 +185,9 @@ def import_texts(
     earlier: Annotated[
         list[Path] | None, Option(metavar="FILE", readable=False, help="Earlier requests that fill the pool first.")
     ] = None,
-    temperature: Temperature = None,
+    temperature: Annotated[
+        float | None, served(metavar="X", min=0, help="Temperature of the requests; default: 0, greedy.")
+    ] = None,
     tokenizer: Annotated[
         Path | None, Option(metavar="PATH", readable=False, help="tokenizer.json, or its folder, for lines without ids.")
     ] = None,

@@ -287,6 +287,11 @@ def named_model(name: str) -> dict[str, str]:
     return {"kind": "model", "model": name}
 
 
+def lookup_draft(shortest: int, longest: int, match: str) -> dict[str, Any]:
+    """Return the options of a prompt lookup draft, as a profile writes them."""
+    return {"kind": "prompt_lookup", "min_ngram": shortest, "max_ngram": longest, "match": match}
+
+
 @cache
 def _adapter(kinds: tuple[Any, ...]) -> TypeAdapter[Any]:
     union: Any = reduce(or_, kinds)

@@ -128,13 +128,16 @@ def lookup_facts(
     longest: int, shortest: int, padded: bool, vocabulary: int | None, eos: tuple[int, ...], dtype: str, pool: str = ""
 ) -> DraftFacts:
     """Return what the manifest keeps of a prompt lookup draft. `pool`: where else it looks, in words."""
+    from alphaprof.config.options import lookup_draft  # what validates profiles takes a while to load
+
+    settings = lookup_draft(shortest, longest, "rightmost" if padded else "leftmost")
     way = "rightmost and filled up, as vLLM's V2 runner" if padded else "leftmost, as vLLM's V1 runner and transformers"
     # Not that of older versions, which logged proposals that end before an EOS: their runs hold another draft.
     identity = f"prompt_lookup {longest} through eos" + (f" from {shortest}" if shortest > 1 else "")
     identity += " padded" * padded + pool
     return DraftFacts(
         reference=f"prompt lookup of {shortest} to {longest} tokens{pool}, {way}",
-        kind="prompt_lookup",
+        kind=settings.pop("kind"),
         architecture="none",
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         dtype=dtype,
@@ -148,7 +151,7 @@ def lookup_facts(
         has_steps=False,
         starts_matter=True,
         engine_method=None if pool else NGRAM,
-        settings={"min_ngram": shortest, "max_ngram": longest, "match": "rightmost" if padded else "leftmost"},
+        settings=settings,
     )
 
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from alphaprof.commands.importing.lines import Count, Fields, LeftOut, Line, failure, json_lines, unwrapped
 from alphaprof.commands.importing.run import named, served_model
 from alphaprof.config.load import SET, changed_question, validate
+from alphaprof.config.options import lookup_draft
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import DataEmpty, ExtraMissing, OptionInvalid, ProfileInvalid
 from alphaprof.run.manifest import DOCUMENTS, Manifest, ModelFacts, Shard, now
@@ -80,11 +81,13 @@ def import_texts(asked: TextsRequest, out: Path) -> Run:
     and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for what is asked, `ExtraMissing`, `RunExists`, `DiskFull`.
     """
     pairs = [(low, high) for high in sorted(set(asked.longest)) for low in sorted(set(asked.shortest)) if low <= high]
-    if not pairs or len(asked.domains) not in (0, 1, len(asked.files)) or (asked.domains and asked.domain_key):
-        problem = (
-            f"{len(asked.files)} files, {len(asked.domains)} --domain, {len(pairs)} pairs of --min-ngram and --max-ngram"
+    if not pairs:
+        raise OptionInvalid("every --min-ngram exceeds every --max-ngram", "give a --min-ngram that fits, like 1")
+    if len(asked.domains) not in (0, 1, len(asked.files)) or (asked.domains and asked.domain_key):
+        problem = f"{len(asked.files)} files, given with {len(asked.domains)} --domain" + " and --domain-key" * bool(
+            asked.domain_key
         )
-        raise OptionInvalid(problem, "give one --domain for all files, one per file, or only --domain-key, and min <= max")
+        raise OptionInvalid(problem, "give one --domain for all, one per file, or only --domain-key")
     digest, skipped = hashlib.sha256(), Counter[str]()
     encode = _encoder(asked.tokenizer)
     with RunWriter.opened(out, hint="choose another --out") as run:
@@ -246,10 +249,7 @@ def _config(asked: TextsRequest, rule: str, ways: dict[str, tuple[int, int]], do
         if not override.startswith(("decision.", "costs.")):
             raise ProfileInvalid(f"--set {override}: there is nothing to profile", "set only decision.* or costs.*")
     match = "rightmost" if asked.rightmost else "leftmost"
-    drafts = {
-        name: {"kind": "prompt_lookup", "min_ngram": low, "max_ngram": high, "match": match}
-        for name, (low, high) in ways.items()
-    }
+    drafts = {name: lookup_draft(low, high, match) for name, (low, high) in ways.items()}
     domains = dict.fromkeys(documents["domain"].to_pylist())
     tree: dict[str, Any] = {
         "target": {"model": asked.target or "served"},
