@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+from alphaprof.config.load import validate
 from alphaprof.costs.rounds import NOTHING, StepTime, StepTimes, time_spent
 from alphaprof.profiling.decoding.drafters import LookupDrafter
 from alphaprof.profiling.models.draft import Arrays
-from alphaprof.profiling.models.kinds import PromptLookup
+from alphaprof.profiling.models.kinds import PromptLookup, load_draft
 from alphaprof.run.schema import PROPOSED_LIMIT
 from alphaprof.totals.lookup import matches
 from alphaprof.totals.replay import RoundCounts, Trace, listed_rounds, replay
@@ -168,3 +171,39 @@ def test_padded_rounds_draft_gamma_tokens_and_cost_their_verification() -> None:
     times = StepTimes({n: StepTime(float(n), 0.0) for n in range(1, 5)}, NOTHING)
     counts = RoundCounts.of(replay(trace, 3), whole[0])
     assert time_spent(counts, times).tolist() == [3 * 4.0]
+
+
+VLLM = {"python": "/env/bin/python"}
+
+
+@each(
+    ("changes", "device", "padded"),
+    [
+        ({}, "cuda", False),  # transformers is timed
+        ({"costs": {"source": "none"}}, "cpu", True),
+        ({"costs": {"source": "roofline", "accelerator": "h200"}}, "cpu", True),
+        ({"vllm": VLLM, "costs": {"source": "vllm"}}, "cuda", True),
+        ({"vllm": VLLM, "costs": {"source": "vllm"}}, "cpu", False),  # its CPU build has the V1 runner
+        ({"vllm": {"url": "http://there:8000"}}, "cpu", True),
+        ({"match": "rightmost"}, "cpu", True),
+        ({"match": "leftmost", "costs": {"source": "none"}}, "cpu", False),
+    ],
+)
+def test_prompt_lookup_is_that_of_the_engine_that_a_profile_names(changes: Any, device: str, padded: bool) -> None:
+    drafts = {"ngram": {"kind": "prompt_lookup", "min_ngram": 2, "match": changes.pop("match", None)}}
+    data = [{"domain": "a", "path": "a.jsonl", "prompt": "{a}"}]
+    options = validate({"target": "t", "drafts": drafts, "data": data} | changes, "the profile")
+    target: Any = SimpleNamespace(eos=(), vocabulary=9, dtype_name="float32", device=torch.device(device))
+    found = load_draft("ngram", options.drafts["ngram"], options, target, Any)  # type: ignore[arg-type]
+    assert isinstance(found, PromptLookup)
+    assert (found.min_ngram, found.max_ngram, found.padded) == (2, 3, padded)
+    assert found.facts().settings == {"min_ngram": 2, "max_ngram": 3, "match": "rightmost" if padded else "leftmost"}
+
+
+def test_drafts_of_runs_so_far_are_the_same_drafts() -> None:
+    """Leftmost, from one token on; any other way is another draft."""
+    known = hashlib.sha256(b"prompt_lookup 3 through eos").hexdigest()
+    ways = [(1, False), (2, False), (1, True), (2, True)]
+    found = [PromptLookup("n", 3, (), 9, "float32", low, padded).facts().fingerprint for low, padded in ways]
+    assert found[0] == known
+    assert len(set(found)) == 4
