@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option, Typer
 
@@ -31,7 +32,7 @@ from alphaprof.cli.common import (
 from alphaprof.commands.export.formats import ABOUT, TEXTS
 
 if TYPE_CHECKING:
-    from alphaprof.commands.importing.run import ImportRequest
+    from alphaprof.run.reader import Run
 
 group = Typer()
 import_group = Typer(help="Import an engine's logs: requests as a run, counters for a first look.", no_args_is_help=True)
@@ -115,10 +116,11 @@ def import_vllm(
     overrides: Overrides = None,
 ) -> None:
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
-    from alphaprof.commands.importing.run import ImportRequest, sampling_of
+    from alphaprof.commands.importing.run import ImportRequest, import_requests, sampling_of
 
     sampling, named = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    _import(ImportRequest("vLLM", requests, rule, sampling, gamma, *named, leave_out, overrides or ()), out)
+    asked = ImportRequest("vLLM", requests, rule, sampling, gamma, *named, leave_out, overrides or ())
+    _import(lambda: import_requests(asked, out), out)
 
 
 @command(import_group, "alphaprof import sglang log.jsonl --rule strict --drafting chain --out runs/sg", name="sglang")
@@ -157,14 +159,15 @@ def import_sglang(
     overrides: Overrides = None,
 ) -> None:
     """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
-    from alphaprof.commands.importing.run import ImportRequest, sampling_of
+    from alphaprof.commands.importing.run import ImportRequest, import_requests, sampling_of
 
     sampling, named = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *named, leave_out, overrides or (), drafting), out)
+    asked = ImportRequest("SGLang", requests, rule, sampling, gamma, *named, leave_out, overrides or (), drafting)
+    _import(lambda: import_requests(asked, out), out)
 
 
 @command(import_group, "alphaprof import texts requests.jsonl --out runs/lookup", name="texts")
-def import_texts(
+def import_logged_texts(
     requests: Annotated[
         list[Path],
         Argument(metavar="REQUESTS.jsonl", readable=False, help="Prompts and answers: token ids, or text with --tokenizer."),
@@ -200,32 +203,15 @@ def import_texts(
     overrides: Overrides = None,
 ) -> None:
     """Import prompts and answers as a run of prompt lookup drafts: does n-gram speculation pay? No model, no GPU."""
-    from alphaprof.commands.importing.run import remarks_on, sampling_of
-    from alphaprof.commands.importing.texts import TextsRequest
-    from alphaprof.commands.importing.texts import import_texts as imported
+    from alphaprof.commands.importing.run import ImportRequest, sampling_of
+    from alphaprof.commands.importing.texts import import_texts
 
-    asked = TextsRequest(
-        files=requests,
-        shortest=min_ngram or (1, 2, 3, 5),
-        longest=max_ngram or (3, 5),
-        gammas=gamma or range(1, 9),
-        target=target,
-        rightmost=match == "rightmost",
-        pool=pool,
-        earlier=earlier or (),
-        tokenizer=tokenizer,
-        sampling=sampling_of("one_hot" if temperature else "strict", temperature, 0, 1.0),
-        domains=domain or (),
-        domain_key=domain_key,
-        cluster_key=cluster_key,
-        overrides=overrides or (),
-    )
-    with interruptible(None):
-        run = imported(asked, out)
-    for remark in remarks_on(run.manifest):
-        print(one_line(remark), file=sys.stderr)
-    counts = f"{run.manifest.documents} answers, {run.manifest.positions} tokens, {len(run.manifest.drafts)} drafts"
-    print(f"{out}: {counts}. Next: alphaprof report {shlex.quote(str(out))}")
+    rule = "one_hot" if temperature else "strict"
+    sampling, named = sampling_of(rule, temperature, 0, 1.0), ("lookup", target, domain or (), domain_key, cluster_key)
+    asked = ImportRequest("texts", requests, rule, sampling, None, *named, False, overrides or ())
+    how_read: dict[str, Any] = {"pool": pool, "earlier": earlier or (), "tokenizer": tokenizer}
+    how_read |= {"ngrams": (min_ngram or (1, 2, 3, 5), max_ngram or (3, 5)), "gammas": gamma or range(1, 9)}
+    _import(lambda: import_texts(asked, out, rightmost=match == "rightmost", **how_read), out)
 
 
 @command(import_group, "alphaprof import prometheus before.txt after.txt", name="prometheus")
@@ -246,13 +232,13 @@ def import_prometheus(
     show(answer, form, out)
 
 
-def _import(asked: ImportRequest, out: Path) -> None:
+def _import(written: Callable[[], Run], out: Path) -> None:
     """Write the run. Print what was imported on stdout, and what to know about it on stderr."""
-    from alphaprof.commands.importing.run import import_requests, remarks_on
+    from alphaprof.commands.importing.run import remarks_on
 
     with interruptible(None):
-        run = import_requests(asked, out)
+        run = written()
     for remark in remarks_on(run.manifest):
         print(one_line(remark), file=sys.stderr)
-    counts = f"{run.manifest.documents} requests, {run.manifest.positions} tokens, gamma {run.gammas[0]}"
+    counts = f"{run.manifest.documents} requests, {run.manifest.positions} tokens, gamma {', '.join(map(str, run.gammas))}"
     print(f"{out}: {counts}. Next: alphaprof report {shlex.quote(str(out))}")

@@ -118,7 +118,7 @@ def offers(tokens: Ints, start: Ints, places: Ints, padded: bool) -> Array:
     `draft_top`, `proposed` and `accepted_run` of the log, [3, tokens]. `places`: what `matches` found; `padded`: rounds are
     filled up with the last token.
     """
-    from alphaprof.totals.lookup_loops import offered
+    from alphaprof.totals.replay_loops import offered
 
     lengths = np.diff(start, append=len(tokens))
     return np.asarray(offered(tokens, start, np.repeat(start + lengths, lengths), places, padded, PROPOSED_LIMIT))

@@ -86,7 +86,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for
     what is asked, `RunExists` and `DiskFull`.
     """
-    _require_fitting_options(asked)
+    require_fitting_options(asked)
     read = Read()
     with RunWriter.opened(out, hint="choose another --out") as run:
         for source, path in enumerate(asked.files):
@@ -127,7 +127,7 @@ def remarks_on(manifest: Manifest) -> Iterator[str]:
         yield f"prompts are identified by {manifest.imported.prompts_known_by}"
 
 
-def _require_fitting_options(asked: ImportRequest) -> None:
+def require_fitting_options(asked: ImportRequest) -> None:
     """Raise `OptionInvalid` for names and files that contradict each other, and for rounds whose length nothing tells."""
     if asked.drafting != CHAIN and asked.gamma is None:
         problem = f"with --drafting {asked.drafting}, the counts do not say how many drafts a round can accept"
@@ -156,9 +156,7 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
                 read.advice.setdefault(omitted.reason, omitted.hint)
                 continue
             _require_fitting(read, request, asked)
-            domain = asked.domains[source if len(asked.domains) > 1 else 0] if asked.domains else "traffic"
-            domain = str(named(line, asked.domain_key, "--domain-key")) if asked.domain_key else domain
-            cluster = named(line, asked.cluster_key, "--cluster-key") if asked.cluster_key else None
+            domain, cluster = named_by(asked, line, source)
             read.requests.append(dataclasses.replace(request, source=source, domain=domain, cluster=cluster))
 
 
@@ -182,7 +180,14 @@ def _require_fitting(read: Read, request: EngineRequest, asked: ImportRequest) -
         raise request.line.refuse(problem, hint)
 
 
-def named(line: Line, key: str, option: str) -> str | None:
+def named_by(asked: ImportRequest, line: Line, source: int) -> tuple[str, str | None]:
+    """Return the domain and the cluster of a line in the file of this number. Raises `ColumnMissing`."""
+    domain = asked.domains[source if len(asked.domains) > 1 else 0] if asked.domains else "traffic"
+    domain = str(_named(line, asked.domain_key, "--domain-key")) if asked.domain_key else domain
+    return domain, _named(line, asked.cluster_key, "--cluster-key") if asked.cluster_key else None
+
+
+def _named(line: Line, key: str, option: str) -> str | None:
     """Return the text under a dotted key of a line, or of the response in it; None if it is null. Raises `ColumnMissing`."""
     value: Any = None
     for path in (key, f"response.{key}", f"response.body.{key}"):
