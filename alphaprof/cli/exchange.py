@@ -173,30 +173,18 @@ def import_logged_texts(
         Argument(metavar="REQUESTS.jsonl", readable=False, help="Prompts and answers: token ids, or text with --tokenizer."),
     ],
     out: NewRun,
-    min_ngram: Annotated[
-        list[int] | None, Option(min=1, max=64, help="Shortest n-gram (repeatable); default: 1 2 3 5.")
-    ] = None,
-    max_ngram: Annotated[list[int] | None, Option(min=1, max=64, help="Longest n-gram (repeatable); default: 3 5.")] = None,
+    min_ngram: Annotated[list[int] | None, Option(min=1, max=64, help="Shortest n-gram; default: 1, 2, 3, 5.")] = None,
+    max_ngram: Annotated[list[int] | None, Option(min=1, max=64, help="Longest n-gram; default: 3, 5.")] = None,
     match: Annotated[
         Literal["rightmost", "leftmost"],
         Option(help="rightmost, filled up to γ: vLLM's V2 runner; leftmost: V1 and CPU, transformers."),
     ] = "rightmost",
-    gamma: Annotated[
-        list[int] | None, Option(min=1, max=64, help="Drafted tokens per round (repeatable); default: 1 to 8.")
-    ] = None,
+    gamma: Annotated[list[int] | None, Option(min=1, max=64, help="Drafted tokens a round; default: 1 to 8.")] = None,
     pool: Annotated[bool, how("--pool", help="Also look in earlier answers, in the order of the log.")] = False,
-    earlier: Annotated[
-        list[Path] | None, Option(metavar="FILE", readable=False, help="Earlier requests that fill the pool first.")
-    ] = None,
-    temperature: Annotated[
-        float | None, served(metavar="X", min=0, help="Temperature of the requests; default: 0, greedy.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, Option(metavar="PATH", readable=False, help="tokenizer.json, or its folder, for lines without ids.")
-    ] = None,
-    target: Annotated[
-        str | None, Option(help="The target's name, or its folder: config.json gives a roofline its shape.")
-    ] = None,
+    earlier: Annotated[list[Path] | None, Option(readable=False, help="Requests that fill the pool first.")] = None,
+    temperature: Annotated[float | None, served(min=0, help="Temperature of the requests; default: 0.")] = None,
+    tokenizer: Annotated[Path | None, Option(readable=False, help="tokenizer.json, for lines without ids.")] = None,
+    target: Annotated[str | None, Option(help="The target's name, or folder: a roofline reads its shape.")] = None,
     domain: Domains = None,
     domain_key: DomainKey = None,
     cluster_key: ClusterKey = None,

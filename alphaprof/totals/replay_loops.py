@@ -184,17 +184,10 @@ def offered(tokens: Array, start: Array, stop: Array, places: Array, padded: boo
     for text in range(len(start)):
         end = stop[start[text]]
         for at in range(start[text], end):
-            place = places[at]
-            there = 0
-            if place >= 0:
-                there = (at if place >= start[text] else stop[place]) - place
-            count = min(limit, there)
-            filler = tokens[at - 1]
-            first = tokens[place] if there > 0 else -1
-            if padded and at > start[text]:
-                count = limit
-                first = first if there > 0 else filler
-            accepted = 0
+            place, filler, accepted = places[at], tokens[at - 1], 0
+            there = 0 if place < 0 else (at if place >= start[text] else stop[place]) - place
+            count = limit if padded and at > start[text] else min(limit, there)
+            first = tokens[place] if there > 0 else (filler if count > 0 else -1)
             while accepted < count and at + accepted < end:
                 proposal = tokens[place + accepted] if accepted < there else filler
                 if proposal != tokens[at + accepted]:

@@ -185,6 +185,9 @@ def test_a_line_is_read_as_servers_and_people_write_it(tmp_path: Path, row: Any,
         ({"prompt_token_ids": [1], "token_ids": [2]}, ("--set", "target.dtype=auto"), "can only change decision.*, costs.*"),
         ({"prompt_token_ids": [1], "token_ids": [2]}, ("--set", "costs.source=measured"), "cannot be measured afterwards"),
         ({"prompt_token_ids": [1], "token_ids": [2]}, ("--domain-key", "kind"), "'kind' is missing"),
+        ({"prompt_token_ids": [1], "choices": 3}, (), "prompt_token_ids or token_ids are missing"),
+        ({"prompt_token_ids": [1], "choices": [[2], None]}, (), "prompt_token_ids or token_ids are missing"),
+        ([[1], {"token_ids": [2]}], (), "prompt_token_ids or token_ids are missing"),
     ],
 )
 def test_what_cannot_be_read_is_said_with_file_and_line(tmp_path: Path, row: Any, options: Any, expected: str) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,13 +205,19 @@ def _named(line: Line, key: str, option: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
-    """Return the profile that such a run answers to: decision and costs are what reports read of it. Models are in the
-    manifest. Raises `OptionInvalid` and `ProfileInvalid`.
-    """
+def distinct_domains(asked: ImportRequest, names: Iterable[str]) -> list[str]:
+    """Return the different domains of requests in order. Raises `OptionInvalid` for more than reports can show."""
+    domains = list(dict.fromkeys(names))
     if len(domains) > MOST_DOMAINS:
         problem = f"{cut(str(asked.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}"
         raise OptionInvalid(problem, "name a field with one value per kind of traffic")
+    return domains
+
+
+def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
+    """Return the profile that such a run answers to: decision and costs are what reports read of it. Models are in the
+    manifest. Raises `ProfileInvalid`.
+    """
     decided = DECIDED if asked.drafting == CHAIN else ("decision.rule=", "costs.")
     for override in asked.overrides:
         if not override.startswith(("decision.", "costs.")) or override.startswith(decided):
@@ -251,7 +257,7 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
         status="complete",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
+        config=_config(asked, gamma, distinct_domains(asked, (request.domain for request in requests))),
         target=target,
         # No metrics tell how an engine drafted: it counts as a model, and nothing of q is known.
         drafts={asked.draft: DraftFacts(**vars(served_model(asked.draft)), has_distribution=False, has_steps=True)},

@@ -19,7 +19,13 @@ import pyarrow as pa
 from pydantic import BaseModel, Field
 
 from alphaprof.commands.importing.lines import Count, Fields, LeftOut, Line, failure, json_lines, unwrapped
-from alphaprof.commands.importing.run import ImportRequest, named_by, require_fitting_options, served_model
+from alphaprof.commands.importing.run import (
+    ImportRequest,
+    distinct_domains,
+    named_by,
+    require_fitting_options,
+    served_model,
+)
 from alphaprof.config.load import SET, changed_question, validate
 from alphaprof.costs.roofline import ModelShape
 from alphaprof.errors import DataEmpty, ExtraMissing, OptionInvalid
@@ -59,8 +65,8 @@ def import_texts(
     pair that fits; `rightmost`: and filled up, else leftmost; `pool`: one more of each that also looks in answers before,
     those of `earlier` files first; `tokenizer`: of lines that have no token ids.
 
-    Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for what
-    is asked, `ExtraMissing`, `RunExists`, `DiskFull`.
+    Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid`, `ProfileInvalid`,
+    `ExtraMissing`, `RunExists` and `DiskFull`.
     """
     require_fitting_options(asked)
     pairs = [(low, high) for high in sorted(set(ngrams[1])) for low in sorted(set(ngrams[0])) if low <= high]
@@ -89,7 +95,7 @@ def import_texts(
             status="complete",
             alphaprof=__version__,
             created=now(),
-            config=_config(asked, drafts, gammas, list(dict.fromkeys(row["domain"] for row in rows))),
+            config=_config(asked, drafts, gammas, distinct_domains(asked, (row["domain"] for row in rows))),
             target=target,
             drafts=drafts,
             tokenizer="unknown",
@@ -113,7 +119,9 @@ def _texts(path: Path, encode: Encoder | None, skipped: Counter[str], digest: An
     for line in json_lines(path, digest.update):
         body, error = unwrapped(line.fields, lambda fields: bool({"choices", "token_ids"} & fields.keys()))
         body = body if isinstance(body, dict) else {}
-        for choice in body.get("choices") or [{}]:
+        several = body.get("choices")
+        choices = [each for each in several if isinstance(each, dict)] if isinstance(several, list) else []
+        for choice in choices or [{}]:
             try:
                 if error:
                     raise failure(error)
