@@ -166,7 +166,7 @@ def import_sglang(
     _import(lambda: import_requests(asked, out), out)
 
 
-@command(import_group, "alphaprof import texts log.jsonl --out runs/lookup", name="texts")
+@command(import_group, "alphaprof import texts answers.jsonl --out runs/lookup", name="texts")
 def import_logged_texts(
     requests: Annotated[
         list[Path],
