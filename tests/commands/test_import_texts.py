@@ -249,8 +249,10 @@ def test_what_only_the_target_knows_is_unknown(tmp_path: Path) -> None:
     assert {result.near_ties for result in report.results} == {result.mismatches for result in report.results} == {None}
     assert all(result.alpha is not None and result.coverage == 1 for result in report.results)
     assert [note.code for note in report.notes if note.code in ("no_log", "near_ties", "imported")] == []
-    for section in NAMES:
-        report.drawn(section)
+    drawn = [block for section in NAMES for block in report.drawn(section)[1] if isinstance(block, str)]
+    way = "rightmost and filled up, as vLLM's V2 runner"
+    assert {f"ngram-2-3: prompt lookup of 2 to 3 tokens, {way}"} <= set(drawn)
+    assert f"pool-5-5: prompt lookup of 5 to 5 tokens in the text and the newest earlier answer, {way}" in drawn
     assert report.failures() == []
     code, said = failure(invoke("report", run.path, "--rules", "additive:0.1"))
     assert (code, "was imported from texts" in said) == (6, True)
