@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option, Typer
 
@@ -29,7 +30,7 @@ from alphaprof.cli.common import (
 from alphaprof.commands.export.formats import ABOUT, TEXTS
 
 if TYPE_CHECKING:
-    from alphaprof.commands.importing.run import ImportRequest
+    from alphaprof.run.reader import Run
 
 group = Typer()
 import_group = Typer(help="Import an engine's logs: requests as a run, counters for a first look.", no_args_is_help=True)
@@ -112,10 +113,11 @@ def import_vllm(
     overrides: Overrides = None,
 ) -> None:
     """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
-    from alphaprof.commands.importing.run import ImportRequest, sampling_of
+    from alphaprof.commands.importing.run import ImportRequest, import_requests, sampling_of
 
     sampling, named = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    _import(ImportRequest("vLLM", requests, rule, sampling, gamma, *named, leave_out, overrides or ()), out)
+    asked = ImportRequest("vLLM", requests, rule, sampling, gamma, *named, leave_out, overrides or ())
+    _import(lambda: import_requests(asked, out), out)
 
 
 @command(import_group, "alphaprof import sglang log.jsonl --rule strict --drafting chain --out runs/sg", name="sglang")
@@ -154,10 +156,47 @@ def import_sglang(
     overrides: Overrides = None,
 ) -> None:
     """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
-    from alphaprof.commands.importing.run import ImportRequest, sampling_of
+    from alphaprof.commands.importing.run import ImportRequest, import_requests, sampling_of
 
     sampling, named = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
-    _import(ImportRequest("SGLang", requests, rule, sampling, gamma, *named, leave_out, overrides or (), drafting), out)
+    asked = ImportRequest("SGLang", requests, rule, sampling, gamma, *named, leave_out, overrides or (), drafting)
+    _import(lambda: import_requests(asked, out), out)
+
+
+@command(import_group, "alphaprof import texts answers.jsonl --out runs/lookup", name="texts")
+def import_logged_texts(
+    requests: Annotated[
+        list[Path],
+        Argument(metavar="REQUESTS.jsonl", readable=False, help="Prompts and answers: token ids, or text with --tokenizer."),
+    ],
+    out: NewRun,
+    min_ngram: Annotated[list[int] | None, Option(min=1, max=64, help="Shortest n-gram; default: 1, 2, 3, 5.")] = None,
+    max_ngram: Annotated[list[int] | None, Option(min=1, max=64, help="Longest n-gram; default: 3, 5.")] = None,
+    match: Annotated[
+        Literal["rightmost", "leftmost"],
+        Option(help="rightmost, filled up to γ: vLLM's V2 runner; leftmost: V1 and CPU, transformers."),
+    ] = "rightmost",
+    gamma: Annotated[list[int] | None, Option(min=1, max=64, help="Drafted tokens a round; default: 1 to 8.")] = None,
+    pool: Annotated[bool, how("--pool", help="Also look in earlier answers, in the order of the log.")] = False,
+    earlier: Annotated[list[Path] | None, Option(readable=False, help="Requests that fill the pool first.")] = None,
+    temperature: Annotated[float | None, served(min=0, help="Temperature of the requests; default: 0.")] = None,
+    tokenizer: Annotated[Path | None, Option(readable=False, help="tokenizer.json, for lines without ids.")] = None,
+    target: Annotated[str | None, Option(help="The target's name, or folder: a roofline reads its shape.")] = None,
+    domain: Domains = None,
+    domain_key: DomainKey = None,
+    cluster_key: ClusterKey = None,
+    overrides: Overrides = None,
+) -> None:
+    """Import prompts and answers as a run of prompt lookup drafts: does n-gram speculation pay? No model, no GPU."""
+    from alphaprof.commands.importing.run import ImportRequest, sampling_of
+    from alphaprof.commands.importing.texts import import_texts
+
+    rule = "one_hot" if temperature else "strict"
+    sampling, named = sampling_of(rule, temperature, 0, 1.0), ("lookup", target, domain or (), domain_key, cluster_key)
+    asked = ImportRequest("texts", requests, rule, sampling, None, *named, False, overrides or ())
+    how_read: dict[str, Any] = {"pool": pool, "earlier": earlier or (), "tokenizer": tokenizer}
+    how_read |= {"ngrams": (min_ngram or (1, 2, 3, 5), max_ngram or (3, 5)), "gammas": gamma or range(1, 9)}
+    _import(lambda: import_texts(asked, out, rightmost=match == "rightmost", **how_read), out)
 
 
 @command(import_group, "alphaprof import prometheus before.txt after.txt", name="prometheus")
@@ -178,13 +217,13 @@ def import_prometheus(
     show(answer, form, out)
 
 
-def _import(asked: ImportRequest, out: Path) -> None:
+def _import(written: Callable[[], Run], out: Path) -> None:
     """Write the run. Print what was imported on stdout, and what to know about it on stderr."""
-    from alphaprof.commands.importing.run import import_requests, remarks_on
+    from alphaprof.commands.importing.run import remarks_on
 
     with interruptible(None):
-        run = import_requests(asked, out)
+        run = written()
     for remark in remarks_on(run.manifest):
         print(one_line(remark), file=sys.stderr)
-    counts = f"{run.manifest.documents} requests, {run.manifest.positions} tokens, gamma {run.gammas[0]}"
+    counts = f"{run.manifest.documents} requests, {run.manifest.positions} tokens, gamma {', '.join(map(str, run.gammas))}"
     print(f"{out}: {counts}. Next: alphaprof report {shlex.quote(str(out))}")

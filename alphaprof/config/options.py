@@ -172,9 +172,21 @@ class PromptLookupDraft(DraftOptions):
     loader = "alphaprof.profiling.models.kinds:load_prompt_lookup"
     has_steps = False
     kind: Literal["prompt_lookup"]
+    min_ngram: Whole = Field(1, ge=1, le=64, description="shortest n-gram of last tokens to look up")
     max_ngram: Whole = Field(
         MAX_NGRAM, ge=1, le=64, description="longest n-gram of last tokens to look up; shorter ones are tried next"
     )
+    match: Literal["leftmost", "rightmost"] | None = Field(
+        None,
+        description="earlier place to copy from. leftmost: vLLM's V1 runner and CPU build, transformers (min_ngram 1); "
+        "rightmost: vLLM's V2 runner, which also fills every round up to γ tokens; default: as the engine that the profile "
+        "times or starts, else rightmost",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Yield the problem of a range that is empty."""
+        if self.min_ngram > self.max_ngram:
+            yield f"min_ngram {self.min_ngram} exceeds max_ngram {self.max_ngram}"
 
 
 class HybridOptions(Options):
@@ -282,6 +294,11 @@ DRAFTS: list[type[DraftOptions]] = [
 def named_model(name: str) -> dict[str, str]:
     """Return the options of a draft model given by name only, as a profile writes them."""
     return {"kind": "model", "model": name}
+
+
+def lookup_draft(shortest: int, longest: int, match: str) -> dict[str, Any]:
+    """Return the options of a prompt lookup draft, as a profile writes them."""
+    return {"kind": "prompt_lookup", "min_ngram": shortest, "max_ngram": longest, "match": match}
 
 
 @cache

@@ -25,6 +25,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from alphaprof.costs.steps import TARGET, StepRow
 from alphaprof.costs.timing import FREE_STEPS
 from alphaprof.errors import CostsUnreadable, RunUnreadable, cut, shown
+from alphaprof.run.manifest import NGRAM
 from alphaprof.run.reader import Run
 
 MOST_VERIFIED = 64  # a longer prefill onto a context is a part of a prompt, not drafts
@@ -88,11 +89,12 @@ def read_engine_table(
     model; `lookups`: of those that search the text; `heads`: of `drafts`, those whose first step of a round is one of its
     own. A head's draft step over several tokens is such a one.
 
-    `overhead_ms` (sampling, scheduling) is added to every decode and verify step of the target, never to steps of drafts;
-    None: 0, but refused where the file has entries of vLLM. Raises `CostsUnreadable`.
+    Rows of NGRAM are those of every one of `lookups` that has none of its own. `overhead_ms` (sampling, scheduling) is added
+    to every decode and verify step of the target, never to steps of drafts; None: 0, but refused where the file has entries
+    of vLLM. Raises `CostsUnreadable`.
     """
     kinds = {TARGET: "target"} | dict.fromkeys(drafts, "draft") | dict.fromkeys(lookups, "lookup")
-    kinds |= dict.fromkeys(heads, "head")
+    kinds |= dict.fromkeys(heads, "head") | ({NGRAM: "lookup"} if lookups else {})
     rows: dict[tuple[Any, ...], StepRow] = {}
     others: dict[str, None] = {}
     for where, cells in _of_run(path) if path.is_dir() else _records(path):
@@ -118,7 +120,11 @@ def read_engine_table(
     if missing := {"decode", "verify"} - {row.step for row in rows.values() if row.model == TARGET}:
         hint = "give target steps of 1 to N tokens, N = largest gamma + 1"
         raise CostsUnreadable(f"{path}: no {' or '.join(sorted(missing))} step of the target", hint)
-    return EngineTable(tuple(_slower(row, overhead_ms or 0.0) for row in rows.values()), tuple(others))
+    timed = {row.model for row in rows.values()}
+    shared = [
+        replace(row, model=name) for name in lookups if name not in timed for row in rows.values() if row.model == NGRAM
+    ]
+    return EngineTable(tuple(_slower(row, overhead_ms or 0.0) for row in [*rows.values(), *shared]), tuple(others))
 
 
 def _row_problem(error: ValueError) -> str:

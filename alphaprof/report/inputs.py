@@ -46,7 +46,7 @@ class ReportInputs:
     def of(cls, run: Run, profile: ProfileOptions) -> ReportInputs:
         """From a run and what is asked of it."""
         run = with_hybrids(run, {name: Hybrid(**vars(each)) for name, each in profile.hybrids.items()})
-        measured = None if run.imported else run.manifest.target.computes_in
+        measured = run.manifest.target.computes_in if run.scored else None
         question = Question(**vars(profile.decision), measured_dtype=measured)
         documents = run.documents()
         domains = documents["domain"].cast(pa.string())

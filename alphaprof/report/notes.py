@@ -60,7 +60,7 @@ def _run_notes(facts: RunFacts, run: Run) -> Found:
         yield note("partial", documents=documents)
     if facts.complete and not all(map(run.has_totals, manifest.drafts)):
         yield note("recounted")
-    if not run.has_log and manifest.imported is None and manifest.shards:
+    if not run.has_log and run.scored and manifest.shards:
         yield note("no_log")
 
     for code, left_out in (("skipped", manifest.skipped), ("truncated", manifest.truncated)):
@@ -104,7 +104,7 @@ def text_notes(pools: Iterable[tuple[str, DocumentTotals]]) -> Found:
     """Yield what texts say against themselves, from pools, each with its domain: greedy text that is not, and sampled text
     that its own sampling could not have drawn. Every draft's pool of a text repeats these facts of the target.
     """
-    texts = {(domain, pool.continuation, str(pool.sampling)): pool for domain, pool in pools if pool.observed}
+    texts = {(domain, pool.continuation, str(pool.sampling)): pool for domain, pool in pools if pool.scored}
     impossible = positions = 0.0
     for (domain, *_), pool in texts.items():
         here = float(pool["positions"].sum())
@@ -118,7 +118,7 @@ def text_notes(pools: Iterable[tuple[str, DocumentTotals]]) -> Found:
 
 def _near_ties(pools: Sequence[DraftPool], dtype: str) -> Found:
     """Yield what numerical noise costs: it caps what any draft can reach."""
-    greedy = [item.pool for item in pools if item.pool.observed and item.pool.policy == GREEDY]
+    greedy = [item.pool for item in pools if item.pool.scored and item.pool.policy == GREEDY]
     positions, mismatches = (sum(float(pool[name].sum()) for pool in greedy) for name in ("positions", "mismatches"))
     ties = sum(float(pool["near_ties"].sum()) for pool in greedy if pool.sampling is None)
     if ties > TIES * positions:
@@ -129,7 +129,7 @@ def _sample_notes(pools: Sequence[DraftPool]) -> Found:
     """Yield which rules' expected acceptance the sampled text does not bear out."""
     off: dict[str, float] = {}
     for item in pools:
-        sampled = item.pool.observed and item.pool.policy == SAMPLED and item.pool.defined
+        sampled = item.pool.scored and item.pool.policy == SAMPLED and item.pool.defined
         check = self_check(item.pool) if sampled else None
         if check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR):
             text = text_kind(item.pool.continuation, item.pool.sampling)

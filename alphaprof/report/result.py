@@ -61,7 +61,7 @@ def build_result(
         # The textbook formula is of acceptance that is the same at every depth: not of a head's.
         iid_alpha = alpha.value if alpha and coverage == 1 and not key.facts.by_depth else None
         by_gamma, load, best, decision = _round_results(key, pool, iid_alpha, question, gammas, judged)
-    greedy, sampled = (pool.observed and pool.policy == policy for policy in (GREEDY, SAMPLED))
+    greedy, sampled = (pool.scored and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
     decides = decisive == rule.id
     pairs = (pool["pairs"], pool["pairs_first"], pool["pairs_second"], pool["pairs_both"])
@@ -92,7 +92,7 @@ def build_result(
         coverage=coverage,
         mismatches=float(pool["mismatches"].sum()) / positions if greedy else None,
         clear_mismatches=float(pool["clear_mismatches"].sum()) / positions if greedy else None,
-        near_ties=float(pool["near_ties"].sum()) / positions if pool.observed and pool.sampling is None else None,
+        near_ties=float(pool["near_ties"].sum()) / positions if pool.scored and pool.sampling is None else None,
         impossible=float(pool["impossible"].sum()) / positions if sampled else None,
         self_check=self_check(pool) if sampled and pool.defined else None,
         # Unknown for lossy rules, whose next position is another.
@@ -151,7 +151,7 @@ def _round_results(
 
 def contradiction(pool: DocumentTotals) -> str:
     """Return why a text cannot be what it is said to be; empty if nothing contradicts it, or nothing could."""
-    if not pool.observed:
+    if not pool.scored:
         return ""
     positions = pool["positions"].sum()
     if pool.policy == SAMPLED:

@@ -245,7 +245,8 @@ class DraftFacts(ModelFacts):
         """Return its gamma, method and files as vLLM's speculative_config has them; no method if vLLM has none."""
         config: dict[str, Any] = {}
         if self.engine_method == NGRAM:
-            config = {"method": NGRAM, "prompt_lookup_max": self.settings["max_ngram"], "prompt_lookup_min": 1}
+            longest, shortest = self.settings["max_ngram"], self.settings.get("min_ngram", 1)
+            config = {"method": NGRAM, "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
         elif self.engine_method is not None:
             found = {"method": self.engine_method, "model": model, "revision": revision}
             config = {key: value for key, value in found.items() if value is not None}

@@ -109,12 +109,17 @@ class Run:
     @property
     def totals_columns(self) -> tuple[Column, ...]:
         """The columns of the totals."""
-        return imported_totals_columns(self.gammas) if self.imported else totals_columns(self.gammas)
+        return totals_columns(self.gammas) if self.scored else imported_totals_columns(self.gammas)
 
     @property
     def imported(self) -> bool:
         """Whether the run comes from an engine's metrics: documents and totals at one gamma, no position log, no text."""
         return self.manifest.imported is not None
+
+    @property
+    def scored(self) -> bool:
+        """Whether the target scored every position: not in a run that was imported, from metrics or from texts alone."""
+        return self.manifest.target.noise is not None
 
     @property
     def has_log(self) -> bool:
@@ -130,10 +135,11 @@ class Run:
 
     def require_positions(self) -> None:
         """Raise `NoPositionLog` for an imported run."""
-        if self.imported:
+        if not self.scored:
             known = f"rounds of {', '.join(self.rules)} at gamma {', '.join(map(str, self.gammas))}"
+            source = "an engine's metrics" if self.imported else "texts"
             raise NoPositionLog(
-                f"{self.path} was imported from an engine's metrics: it has {known}, and no position log",
+                f"{self.path} was imported from {source}: it has {known}, and no position log",
                 "use only these, or run alphaprof profile on the same prompts for a position log",
             )
 
@@ -160,7 +166,7 @@ class Run:
     def documents(self) -> pa.Table:
         """Return all documents of complete shards; of a run that is running they are collected from the shards."""
         if self.manifest.status == "complete":
-            return self._table(DOCUMENTS, AGAIN if self.imported else COPY, DOCUMENT_COLUMNS)
+            return self._table(DOCUMENTS, COPY if self.scored else AGAIN, DOCUMENT_COLUMNS)
         return self.collected()
 
     def collected(self) -> pa.Table:
@@ -177,7 +183,7 @@ class Run:
 
     def totals(self, draft: str) -> pq.ParquetFile:
         """Return the file of a draft's totals, for `parquet.blocks_of`."""
-        name, hint = f"totals/draft={draft}/{part_name(0)}", AGAIN if self.imported else COPY
+        name, hint = f"totals/draft={draft}/{part_name(0)}", COPY if self.scored else AGAIN
         content = self.content(name, hint)
         with reading(f"{self.path}/{name}", hint):
             return pq.ParquetFile(pa.BufferReader(content))
@@ -194,12 +200,12 @@ class Run:
         Folders that a copy of the run left out, and step times that somebody deleted, are not looked for.
         """
         there = {name.partition("/")[0] for name in self.storage.names("")}
-        left = set() if self.imported else {"positions", "continuations", "prompts", LATENCY} - there
+        left = set() if not self.scored else {"positions", "continuations", "prompts", LATENCY} - there
         names = [name for name in self.manifest.files if name.partition("/")[0] not in left]
         failures = {name: why for name, why in zip(names, self.storage.each(self.failure, names), strict=True) if why}
         if failures:
             several = f" (and {len(failures) - 1} more of {len(self.manifest.files)} files)" if len(failures) > 1 else ""
-            hint = AGAIN if self.imported else "write it again with alphaprof profile --resume" if self.has_log else COPY
+            hint = AGAIN if not self.scored else "write it again with alphaprof profile --resume" if self.has_log else COPY
             hint = AFRESH if any(name.startswith("prompts/") for name in failures) else hint
             raise RunUnreadable(f"{next(iter(failures.values()))}{several}", hint)
 

@@ -72,9 +72,9 @@ def hybrid_positions(run: Run, hybrid: Hybrid, index: int, columns: Sequence[str
     lengths = texts["continuation_tokens"].to_numpy()
     prompts, emitted = texts["prompt_ids"].combine_chunks(), first["token"].to_numpy()
     tokens, start, continued = joined_texts(prompts, texts["prompt_tokens"].to_numpy(), emitted, lengths)
-    longest = int(run.manifest.drafts[hybrid.first].settings["max_ngram"])
-    matched = matches(tokens, start, longest)[1][continued]
-    by_lookup = (matched >= hybrid.min_match) & (first["proposed"].to_numpy() > 0)
+    settings = run.manifest.drafts[hybrid.first].settings
+    matched = matches(tokens, start, int(settings["max_ngram"]), int(settings.get("min_ngram", 1)))[1][continued]
+    by_lookup = matched >= hybrid.min_match  # and not wherever it proposes: rounds may be filled up
     if not run.manifest.drafts[hybrid.then].starts_matter:
         then = _with_runs(then, lengths)
     mask = pa.array(by_lookup)

@@ -64,6 +64,11 @@ class DocumentTotals:
         """Whether every position is known: alpha, coverage, near-ties. An engine's metrics tell of rounds alone."""
         return not np.isnan(self.columns["proposals"]).any()
 
+    @property
+    def scored(self) -> bool:
+        """Whether the target scored every position: near-ties, mismatches. Texts alone do not tell."""
+        return not np.isnan(self.columns["near_ties"]).any()
+
     def __getitem__(self, name: str) -> Array:
         """One column."""
         return self.columns[name]

@@ -1,4 +1,5 @@
-"""The loops of `replay`, compiled: every round of every document for several gammas in one call.
+"""The loops of `replay`, compiled: every round of every document for several gammas in one call; and that of
+`lookup.offers`.
 
 A trace comes as two tuples of int64 arrays: `positions` = (run, tokens drafted at most, next end of the draft) [positions],
 and `documents` = (start, stop) [documents]. `ends`: drafts end, before that position.
@@ -171,3 +172,26 @@ def _test(
         emitted += after
         off += (min(a, 1.0) - accept[column]) * reached
     return emitted, off
+
+
+@compiled
+def offered(tokens: Array, start: Array, stop: Array, places: Array, padded: bool, limit: int) -> Array:
+    """Return the first token that each place is offered (-1: none), how many, and how many of them the text goes on with,
+    [3, tokens]. `start` [texts]; `stop` [tokens]: where the text of each token ends; `places` [tokens]: copied from where,
+    in the same text up to the place itself, in one before up to its end; negative: nowhere.
+    """
+    found = np.zeros((3, len(tokens)), dtype=np.int64)
+    for text in range(len(start)):
+        end = stop[start[text]]
+        for at in range(start[text], end):
+            place, filler, accepted = places[at], tokens[at - 1], 0
+            there = 0 if place < 0 else (at if place >= start[text] else stop[place]) - place
+            count = limit if padded and at > start[text] else min(limit, there)
+            first = tokens[place] if there > 0 else (filler if count > 0 else -1)
+            while accepted < count and at + accepted < end:
+                proposal = tokens[place + accepted] if accepted < there else filler
+                if proposal != tokens[at + accepted]:
+                    break
+                accepted += 1
+            found[0, at], found[1, at], found[2, at] = first, count, accepted
+    return found

@@ -109,6 +109,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.jsonl").write_text("\n".join(logged(dict(zip(("code", "chat"), chances, strict=True)))))
     answers = [sglang.answer(number) | {"domain": "code"} for number in range(3)]
     (folder / "sglang.jsonl").write_text("\n".join(map(json.dumps, answers)))
+    texts = [{"prompt_token_ids": [1, number], "token_ids": [5, 6, 7] * 5, "domain": "code"} for number in range(3)]
+    (folder / "answers.jsonl").write_text("\n".join(map(json.dumps, texts)))
     (folder / "before.txt").write_text(prometheus.BEFORE)
     (folder / "after.txt").write_text(prometheus.AFTER)
     return folder

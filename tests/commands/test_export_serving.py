@@ -91,6 +91,19 @@ def test_the_configuration_of_vllm_to_the_letter(run: Run, tmp_path: Path) -> No
     )
 
 
+def test_vllm_looks_up_as_the_run_did_or_it_is_said(run: Run) -> None:
+    """Both lengths are the run's; the place is that of a runner, which a configuration cannot choose."""
+    for match, said in (("leftmost", True), ("rightmost", False)):
+        settings = {"min_ngram": 2, "max_ngram": 4, "match": match}
+        drafts = run.manifest.drafts | {"lookup": dataclasses.replace(run.manifest.drafts["lookup"], settings=settings)}
+        found = export(
+            RunDraft(run.view(dataclasses.replace(run.manifest, drafts=drafts)), "lookup"), "vllm-config", gamma=3
+        )
+        config = json.loads(found.text)
+        assert (config["prompt_lookup_min"], config["prompt_lookup_max"]) == (2, 4)
+        assert any("VLLM_USE_V2_MODEL_RUNNER=0" in line for line in found.warnings) == said
+
+
 def test_the_arguments_of_sglang_to_the_letter(run: Run) -> None:
     assert written(RunDraft(run, "small"), "sglang-args", gamma=3) == (
         "--speculative-algorithm STANDALONE --speculative-draft-model-path synthetic/small "

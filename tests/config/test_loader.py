@@ -210,6 +210,7 @@ def test_all_mistakes_are_named_at_once() -> None:
 COMMON = [  # the commonest mistakes of newcomers
     ((("data", 0, "prompt"), {"prompt": None}), "data.0.prompt: expected text", 'quote it: "{prompt}"'),
     ((("drafts", "small", "kind"), "eagle"), "drafts.small: unknown kind eagle; known: model, ", "did you mean eagle3?"),
+    ((("drafts", "ngram"), {"kind": "prompt_lookup", "min_ngram": 4}), "drafts.ngram: min_ngram 4 exceeds max_ngram 3", ""),
     ((("drafts", "small", "kind"), "ngram"), "drafts.small: unknown kind ngram", "did you mean prompt_lookup?"),
     ((("drafts", "small"), "hub/small"), "drafts.small: expected a group", "write {kind: model, model: hub/small}"),
     ((("drafts",), [{"kind": "prompt_lookup"}]), "drafts: expected a group", "give each draft a name"),

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -530,7 +531,8 @@ def test_rounds_of_prompt_lookup_by_hand() -> None:
 def recorded(name: str, way: str) -> Iterator[tuple[dict[str, Any], dict[str, list[int]], list[int], PromptLookup]]:
     """Requests of a file, each with what vLLM counted when it decoded them in a way, the text, and prompt lookup for it."""
     content = json.loads((Path(__file__).parents[1] / "golden" / "vllm" / name).read_text())
-    lookup = PromptLookup("ngram", 3, tuple(content["eos"]), 50_000, "float32")
+    low, high = map(int, lengths.groups()) if (lengths := re.search(r"(\d)-(\d)", way)) else (1, 3)
+    lookup = PromptLookup("ngram", high, tuple(content["eos"]), 50_000, "float32", low)
     for request in content["requests"]:
         if counted := request["vllm"].get(way):
             yield request, counted, request["continuation_ids"][: counted["tokens"]], lookup
@@ -557,10 +559,12 @@ def with_a_proposal(one: Trace, gamma: int) -> tuple[list[int], list[int], list[
         ("draft_model 5", 8, 276, 361),
         ("ngram 3", 30, 1874, 853),
         ("ngram 5", 8, 248, 67),
+        ("ngram 2-4, 3", 12, 255, 188),
+        ("ngram 3-3, 5", 12, 110, 114),
     ],
 )
 def test_rounds_that_vllm_ran_are_replayed_one_by_one(way: str, requests: int, rounds: int, accepted: int) -> None:
-    """All 84 pairs of a request and a way to decode it. vLLM counts drafts that it accepted after the text's end as well."""
+    """All 108 pairs of a request and a way to decode it. vLLM counts drafts that it accepted after the end as well."""
     totals = np.zeros(3, dtype=int)
     for request, counted, text, lookup in recorded("rounds-stories15m.json", way):
         by_model = trace([int(top == token) for top, token in zip(request["draft_top"], text, strict=False)])

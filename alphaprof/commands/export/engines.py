@@ -16,7 +16,7 @@ from alphaprof.costs.rounds import UNTIMED, free_draft, without_draft
 from alphaprof.costs.speedup import Decoded
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import interval
-from alphaprof.report.serving import LLAMACPP, PASTED, SGLANG, why_not_served
+from alphaprof.report.serving import LLAMACPP, PASTED, SGLANG, VLLM, why_not_served
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import judge
 from alphaprof.rules import parse_rule
@@ -219,6 +219,11 @@ def _differences(scope: ExportScope, served: ServedDraft, to: str) -> Iterator[s
                 f"this alone accepts {trial.acceptance:.3f} of the drafts at depth {trial.depth}, the run {here:.3f}; "
                 "give it a config.json that it reads as the run does: docs/heads.md"
             )
+    if engine == VLLM and served.draft.settings.get("match") == "leftmost":
+        yield (
+            "looked up leftmost, as vLLM's V1 runner and CPU build do; on GPUs its V2 runner takes the rightmost match and "
+            "fills every round: set VLLM_USE_V2_MODEL_RUNNER=0, or profile with match: rightmost"
+        )
     # What draws from q has a drafter that uses temperature only (vLLM: `gumbel_sample` of its speculators and
     # `compute_probs_and_sample_next_token`; SGLang: `sample_draft_proposal`).
     if served.drawn and scope.truncated and manifest.profile.draft_processing == "same":

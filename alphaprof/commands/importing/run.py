@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
     Raises `DataUnreadable` and `ColumnMissing` with file and line, `DataEmpty`, `OptionInvalid` and `ProfileInvalid` for
     what is asked, `RunExists` and `DiskFull`.
     """
-    _require_fitting_options(asked)
+    require_fitting_options(asked)
     read = Read()
     with RunWriter.opened(out, hint="choose another --out") as run:
         for source, path in enumerate(asked.files):
@@ -127,7 +127,7 @@ def remarks_on(manifest: Manifest) -> Iterator[str]:
         yield f"prompts are identified by {manifest.imported.prompts_known_by}"
 
 
-def _require_fitting_options(asked: ImportRequest) -> None:
+def require_fitting_options(asked: ImportRequest) -> None:
     """Raise `OptionInvalid` for names and files that contradict each other, and for rounds whose length nothing tells."""
     if asked.drafting != CHAIN and asked.gamma is None:
         problem = f"with --drafting {asked.drafting}, the counts do not say how many drafts a round can accept"
@@ -156,9 +156,7 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
                 read.advice.setdefault(omitted.reason, omitted.hint)
                 continue
             _require_fitting(read, request, asked)
-            domain = asked.domains[source if len(asked.domains) > 1 else 0] if asked.domains else "traffic"
-            domain = str(_named(line, asked.domain_key, "--domain-key")) if asked.domain_key else domain
-            cluster = _named(line, asked.cluster_key, "--cluster-key") if asked.cluster_key else None
+            domain, cluster = named_by(asked, line, source)
             read.requests.append(dataclasses.replace(request, source=source, domain=domain, cluster=cluster))
 
 
@@ -182,6 +180,13 @@ def _require_fitting(read: Read, request: EngineRequest, asked: ImportRequest) -
         raise request.line.refuse(problem, hint)
 
 
+def named_by(asked: ImportRequest, line: Line, source: int) -> tuple[str, str | None]:
+    """Return the domain and the cluster of a line in the file of this number. Raises `ColumnMissing`."""
+    domain = asked.domains[source if len(asked.domains) > 1 else 0] if asked.domains else "traffic"
+    domain = str(_named(line, asked.domain_key, "--domain-key")) if asked.domain_key else domain
+    return domain, _named(line, asked.cluster_key, "--cluster-key") if asked.cluster_key else None
+
+
 def _named(line: Line, key: str, option: str) -> str | None:
     """Return the text under a dotted key of a line, or of the response in it; None if it is null. Raises `ColumnMissing`."""
     value: Any = None
@@ -200,13 +205,19 @@ def _named(line: Line, key: str, option: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
-    """Return the profile that such a run answers to: decision and costs are what reports read of it. Models are in the
-    manifest. Raises `OptionInvalid` and `ProfileInvalid`.
-    """
+def distinct_domains(asked: ImportRequest, names: Iterable[str]) -> list[str]:
+    """Return the different domains of requests in order. Raises `OptionInvalid` for more than reports can show."""
+    domains = list(dict.fromkeys(names))
     if len(domains) > MOST_DOMAINS:
         problem = f"{cut(str(asked.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}"
         raise OptionInvalid(problem, "name a field with one value per kind of traffic")
+    return domains
+
+
+def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[str, Any]:
+    """Return the profile that such a run answers to: decision and costs are what reports read of it. Models are in the
+    manifest. Raises `ProfileInvalid`.
+    """
     decided = DECIDED if asked.drafting == CHAIN else ("decision.rule=", "costs.")
     for override in asked.overrides:
         if not override.startswith(("decision.", "costs.")) or override.startswith(decided):
@@ -241,15 +252,15 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
         beyond_the_end=sum(request.rounds.beyond for request in requests),
         drafting=asked.drafting,
     )
-    target = _served_model(asked.target or str(requests[0].model))
+    target = served_model(asked.target or str(requests[0].model))
     manifest = Manifest(
         status="complete",
         alphaprof=__version__,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        config=_config(asked, gamma, list(dict.fromkeys(request.domain for request in requests))),
+        config=_config(asked, gamma, distinct_domains(asked, (request.domain for request in requests))),
         target=target,
         # No metrics tell how an engine drafted: it counts as a model, and nothing of q is known.
-        drafts={asked.draft: DraftFacts(**vars(_served_model(asked.draft)), has_distribution=False, has_steps=True)},
+        drafts={asked.draft: DraftFacts(**vars(served_model(asked.draft)), has_distribution=False, has_steps=True)},
         tokenizer="unknown",
         environment={},
         shards=(Shard(0, len(requests), sum(each.completion_tokens for each in requests), read.digest.hexdigest()),),
@@ -309,7 +320,7 @@ def _totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.T
     return pa.Table.from_pylist(rows, schema=arrow_schema(imported_totals_columns([gamma])))
 
 
-def _served_model(name: str) -> ModelFacts:
+def served_model(name: str) -> ModelFacts:
     """Return what is known of a model that another engine ran: what it is called."""
     digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
     return ModelFacts(

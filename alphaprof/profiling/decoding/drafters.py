@@ -23,7 +23,6 @@ from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model, kept_logits
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.profiling.models.teacher_forced import recorded
-from alphaprof.totals.lookup import Index
 
 OWN, DRAFTED, KEPT = range(3)  # streams of random numbers: the target's own tokens, the draft's, whether a draft is kept
 
@@ -259,7 +258,7 @@ class LookupDrafter:
 
     def __init__(self, draft: PromptLookup, device: torch.device) -> None:
         self._draft, self._device = draft, device
-        self._index = Index(draft.max_ngram)
+        self._index = draft.index
         self._place: int | None = None
         self._read = 0
 
@@ -272,7 +271,7 @@ class LookupDrafter:
     def propose(self, ids: list[int], most: int) -> Proposal:
         """Return what followed the last tokens where they stood before."""
         self.start(ids)
-        tokens = [] if self._place is None else self._draft.proposal(ids, self._place, len(ids))[:most]
+        tokens = self._draft.proposal(ids, self._place, len(ids), most)
         return Proposal(torch.tensor(tokens, dtype=torch.long, device=self._device))
 
     def observe(self, states: dict[int, torch.Tensor]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import time
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -20,7 +19,7 @@ from alphaprof.profiling.models.load import Model, check_vocabulary, decoder_of,
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.schema import PROPOSED_LIMIT
-from alphaprof.totals.lookup import Index
+from alphaprof.totals.lookup import Index, lookup_facts, matches, offers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,47 +64,46 @@ class DraftModel(Model):
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """A prompt lookup draft with its name in the run, for a target with these EOS ids, number of ids and dtype."""
+    """A prompt lookup draft with its name in the run, for a target with these EOS ids, number of ids and dtype. `padded`: it
+    takes the rightmost match, and all rounds draft as many tokens.
+    """
 
     name: str
     max_ngram: int
     eos: tuple[int, ...]
     vocabulary: int
     dtype: str
+    min_ngram: int = 1
+    padded: bool = False
+
+    @property
+    def index(self) -> Index:
+        """An index of a text that is empty so far."""
+        return Index(self.max_ngram, self.min_ngram, self.padded)
 
     def columns(self, ids: np.ndarray[Any, Any], prompt: int) -> Arrays:
         """Of the proposal at every position the first token (-1: no match), how many tokens it has, at most PROPOSED_LIMIT,
         and how many of them are what the text goes on with.
         """
-        tokens, index = ids.tolist(), Index(self.max_ngram)
-        places = [index.add(tokens, end) for end in range(1, len(tokens))]
-        fields = [
-            (-1, 0, 0) if place is None else self._at(tokens, place, end)
-            for end, place in enumerate(places[prompt - 1 :], start=prompt)
-        ]
+        tokens, start = ids.astype(np.int64), np.zeros(1, dtype=np.int64)
+        places, _ = matches(tokens, start, self.max_ngram, self.min_ngram, self.padded)
         names = ("draft_top", "proposed", "accepted_run")
-        return dict(zip(names, np.array(fields, dtype=np.int64).reshape(-1, 3).T, strict=True))
+        return dict(zip(names, offers(tokens, start, places, self.padded)[:, prompt:], strict=True))
 
-    def _at(self, tokens: list[int], place: int, end: int) -> tuple[int, int, int]:
-        """Return values of `columns` for the proposal from `place` on when the text so far ends at `end`."""
-        proposal = self.proposal(tokens, place, end)
-        actual = tokens[end : end + len(proposal)]
-        pairs = enumerate(zip(proposal, actual, strict=False))
-        accepted = next((number for number, (left, right) in pairs if left != right), len(actual))
-        return proposal[0], len(proposal), accepted
-
-    def proposal(self, tokens: list[int], place: int, end: int) -> list[int]:
-        """Return the tokens from `place` on, up to where the text so far ends, at `end`; one at least."""
-        return tokens[place : min(place + PROPOSED_LIMIT, end)]
+    def proposal(self, tokens: list[int], place: int | None, end: int, most: int = PROPOSED_LIMIT) -> list[int]:
+        """Return the tokens from `place` on, up to where the text so far ends, at `end`, and at most so many; None: nothing
+        stands there.
+        """
+        found = [] if place is None else tokens[place : min(place + most, end)]
+        return found + [tokens[end - 1]] * (most - len(found)) if self.padded else found
 
     def search(self, tokens: list[int]) -> float:
         """Return seconds that one search of a text takes when it is indexed up to its last token."""
-        index = Index(self.max_ngram)
+        index = self.index
         for end in range(1, len(tokens)):
             index.add(tokens, end)
         start = time.perf_counter()
-        if (place := index.add(tokens, len(tokens))) is not None:
-            self._at(tokens, place, len(tokens))
+        self.proposal(tokens, index.add(tokens, len(tokens)), len(tokens))
         return time.perf_counter() - start
 
     @property
@@ -118,25 +116,7 @@ class PromptLookup:
 
     def facts(self) -> DraftFacts:
         """Return what the manifest keeps of this draft."""
-        return DraftFacts(
-            reference="prompt lookup",
-            kind="prompt_lookup",
-            architecture="none",
-            # Not that of older versions, which logged proposals that end before an EOS: their runs hold another draft.
-            fingerprint=hashlib.sha256(f"prompt_lookup {self.max_ngram} through eos".encode()).hexdigest(),
-            dtype=self.dtype,
-            device="cpu",
-            parameters=0,
-            context=None,
-            vocabulary=self.vocabulary,
-            eos=self.eos,
-            noise=0.0,
-            has_distribution=False,
-            has_steps=False,
-            starts_matter=True,
-            engine_method="ngram",
-            settings={"max_ngram": self.max_ngram},
-        )
+        return lookup_facts(self.max_ngram, self.min_ngram, self.padded, self.vocabulary, self.eos, self.dtype)
 
 
 def load_drafts(options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase) -> list[Draft]:
@@ -165,8 +145,14 @@ def load_draft(
 def load_prompt_lookup(
     name: str, draft: PromptLookupDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> PromptLookup:
-    """Return a loader of `load_draft`."""
-    return PromptLookup(name, draft.max_ngram, target.eos, target.vocabulary, target.dtype_name)
+    """Return a loader of `load_draft`. Without `match` it looks up as the engine that the profile names: where transformers
+    is timed here, or a vLLM runs on this CPU, leftmost; else as the newest vLLM.
+    """
+    on_cpu = options.vllm is not None and options.vllm.python is not None and target.device.type == "cpu"
+    by_default = "leftmost" if on_cpu or (options.vllm is None and options.costs.source == "measured") else "rightmost"
+    padded = (draft.match or by_default) == "rightmost"
+    facts = (target.eos, target.vocabulary, target.dtype_name)
+    return PromptLookup(name, draft.max_ngram, *facts, draft.min_ngram, padded)
 
 
 def load_layer_skip(

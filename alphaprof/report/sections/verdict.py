@@ -16,6 +16,9 @@ def draw(report: RunReport) -> Iterator[Block]:
     """Yield what was measured, the engine-free answer, then the verdict, which needs step times."""
     run, traffic, answer = report.run, report.traffic, report.answer
     yield f"target {run.target}   {run.dtype}   drafts {', '.join(run.drafts)}"
+    for name, facts in run.draft_models.items():
+        if "match" in facts.settings:  # which no name says: engines look up in different ways
+            yield f"{name}: {facts.reference}"
     yield f"text {'; '.join(run.texts) or 'none'}"
     yield from how_drafted(report, report.results)
     yield f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}"
