@@ -195,8 +195,8 @@ def diagnose(
 ) -> None:
     """Ask why live acceptance is lower than predicted: a run beside the counters of a server that speculates.
 
-    A draft that only a server can load: import. Predicted speedups on this machine, before you serve: validate. A server that
-    runs: diagnose. Exit code 0: as predicted, or too few rounds to tell; 13: it differs; 11: too few, with --undecided fail.
+    To test predicted speedups before you serve, use validate. To report on a draft that only your server can load, use
+    import. Exit code 0: as predicted, or too few rounds to tell; 13: it differs; 11: too few, with --undecided fail.
     """
     from alphaprof.commands.diagnose import diagnose as diagnosed
     from alphaprof.commands.diagnose import require_as_predicted, shares_of

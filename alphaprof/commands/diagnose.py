@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -33,6 +33,7 @@ from alphaprof.errors import (
     shown,
 )
 from alphaprof.profiling.engine.server import SAVE, answer_of, fetched, samples_of, saved_page
+from alphaprof.profiling.texts.cells import BadRow, LeftOut, cell, cell_if_any, render
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
@@ -248,8 +249,8 @@ class Served:
         return replace(self, **parts, kept=float(parts["accepted"].sum()), requests=None)
 
     def estimates(self) -> Array:
-        """Return, for the shares accepted at each depth and then the mean of accepted drafts, [4, gamma + 1]: values, squared
-        standard errors over units, how many tests or rounds they are means of, and the variance of one of these.
+        """Return, for the share accepted at each depth and, last, the mean of accepted drafts, [4, gamma + 1]: the value,
+        its squared standard error over units, how many tests or rounds it is the mean of, and the variance of one of these.
         """
         tested, rounds = self.tested.sum(0), float(self.rounds.sum())
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -274,10 +275,10 @@ def diagnose(
     domain: str | None = None,
     model: str | None = None,
 ) -> Diagnosis:
-    """Hold what a run predicts of one draft against what a server counted: `pages` (an address or a page, which counts since
-    the server started; two pages, of which the difference counts; or a run that was imported of its requests), or `shares` of
-    `rounds` that accepted the first 1, 2, ... drafts. `plain`: pages without speculation; `gamma`: what was decided; `model`:
-    which one, if a page counts several. Raises `OptionInvalid`, `NotComparable`, and what pages that cannot be read raise.
+    """Hold what a run predicts of one draft against what a server counted: `pages` (an address or a page, which count since
+    the server started; two pages, whose difference counts; or a run that was imported of its requests), or `shares` of
+    `rounds` that accepted the first 1, 2, ... drafts. `plain`: pages without speculation; `gamma`: what was decided;
+    `model`: which one, if a page counts several. Raises `OptionInvalid`, `NotComparable`, and what unreadable pages do.
     """
     if bool(pages) == bool(shares):
         raise OptionInvalid("name what a server counted, once", "give an address, pages, an imported run, or --acceptance")
@@ -291,8 +292,8 @@ def diagnose(
         known = Served("--acceptance", chain[:, 0], chain[:, :-1], chain[:, 1:], float(chain[:, 1:].sum()))
     decided = gamma or side.run.manifest.profile.decision.gamma
     if known.gamma not in side.gammas:
-        told = "" if decided in ("auto", known.gamma) else f" ({decided} were decided)"
-        problem = f"the server drafts {known.gamma} tokens a round{told}; {side.label} was not replayed at this gamma"
+        asked = "" if decided in ("auto", known.gamma) else f" ({decided} were decided)"
+        problem = f"the server drafts {known.gamma} tokens a round{asked}; {side.label} was not replayed at this gamma"
         raise NotComparable(problem, f"profile with gammas that include {known.gamma}; --reuse-continuations keeps the text")
     run = served_run(side, known.gamma, domain)
     found: dict[str, str] = {}
@@ -305,30 +306,26 @@ def diagnose(
         wider = run.rounds * (run.every / run.rounds.sum())
         run = replace(run, rounds=wider, tested=np.hstack([wider[:, None], run.tested[:, 1:]]))
     depths, lengths, sign, missed = compared(run, known)
-    shape, possible = shape_of(depths, sign)
+    shape, possible = shape_of(depths, sign, float(known.rounds.sum()))
     if possible and imported is not None:
         shape, possible = by_context(run, known) or (shape, possible)
     left, out = compare_prompts(run, known) if possible else ({}, {})
-    if pages and pages[0].startswith("http"):
-        more, less = ask_server(side, run.rule, pages[0], possible)
-        found, out = found | more, out | less
-    states: dict[str, tuple[Literal["found", "possible", "no"], str]] = {
-        name: ("found", text) for name, text in found.items()
-    }
-    if not any(name in possible for name in found):
-        kept = [name for name in possible if name not in out and (not left or name in left)]
-        states |= {name: ("possible", left.get(name, CAUSES[name][1])) for name in kept}
-    states |= {name: ("no", out[name]) for name in possible if name in out and name not in states}
+    if possible and pages and pages[0].startswith("http"):
+        more, less = ask_server(side, run.rule, pages[0])
+        found, out = found | {name: text for name, text in more.items() if name in possible}, out | less
+    explained = any(name in possible for name in found)
+    kept = [name for name in possible if name not in out and name in (left or possible) and not explained]
+    causes = [Cause(name, CAUSES[name][0], "found", text) for name, text in found.items()]
+    causes += [Cause(name, CAUSES[name][0], "possible", left.get(name, CAUSES[name][1])) for name in kept]
+    causes += [Cause(name, CAUSES[name][0], "no", out[name]) for name in possible if name in out and name not in found]
     told = not shares or rounds is not None
     outcome: Outcome = "differs" if shape or found else "as_predicted" if told and missed <= VISIBLE else "too_few"
     if outcome == "differs":
         reason = shape or f"{next(iter(found.values()))}; at this gamma acceptance is as predicted"
-        reason += "" if told else f" (if these are shares of {ASSUMED:,} rounds or more: give --rounds)"
-    elif told:
-        loss = fmt.percent(missed) if missed < 1 else "all"
-        reason = f"a loss of {loss} of the accepted drafts would have shown"
     else:
-        reason = f"nothing that {ASSUMED:,} rounds would show; give --rounds"
+        reason = f"a loss of {fmt.percent(min(missed, 1.0))} of the accepted drafts would have shown"
+    if not told:
+        reason += f", if these are shares of {ASSUMED:,} rounds: give --rounds"
     return Diagnosis(
         run=side.label,
         server=known.about,
@@ -343,7 +340,7 @@ def diagnose(
         predicted_length=lengths[0],
         measured_length=lengths[1],
         depths=depths,
-        causes=tuple(Cause(name, CAUSES[name][0], *state) for name, state in states.items()),
+        causes=tuple(causes),
         speeds=tuple(speeds_of(run.speedup, known.page, plain, model)) if plain else (),
     )
 
@@ -401,7 +398,7 @@ def compared(run: Served, known: Served) -> tuple[tuple[Depth, ...], tuple[Inter
             predicted=interval(ours, ends[0], place, 1.0),
             measured=interval(theirs, ends[1], place, 1.0),
             difference=Interval(*(float(theirs[place] - ours[place] + each * far[place]) for each in (0, -1, 1)))
-            if math.isfinite(theirs[place] - ours[place])
+            if math.isfinite(theirs[place] - ours[place] + far[place])
             else None,
             sign=int(signs[place]),
             marginal_predicted=products[0][place],
@@ -414,37 +411,30 @@ def compared(run: Served, known: Served) -> tuple[tuple[Depth, ...], tuple[Inter
     return depths, (lengths[0], lengths[1]), int(signs[-1]), float(far[-1] / ours[-1]) if ours[-1] > 0 else math.inf
 
 
-def shape_of(depths: Sequence[Depth], sign: int) -> tuple[str, tuple[str, ...]]:
-    """Return what differs, in words, and the causes that have this shape; `sign`: that of the acceptance length."""
+def shape_of(depths: Sequence[Depth], sign: int, rounds: float) -> tuple[str, tuple[str, ...]]:
+    """Return what differs, in words, and the causes that have this shape; `sign`: that of the acceptance length; `rounds`: of
+    the server.
+    """
     low = [item for item in depths if item.sign < 0]
-    if low and not low[0].marginal_measured:
-        depth = low[0].depth
-        return (
-            ("no draft is accepted", ("draft", "feedback"))
-            if depth == 1
-            else (f"none is accepted from depth {depth} on", ("window",))
-        )
+    for item in low:  # not one accepted, where even a quarter of the rate would have shown
+        reached = rounds * (depths[item.depth - 2].marginal_measured if item.depth > 1 else 1.0)
+        if item.predicted and not item.marginal_measured and (1 - item.predicted.value / 4) ** reached < ERROR / 10:
+            return f"no draft is accepted at depth {item.depth}", ("draft", "feedback") if item.depth == 1 else ("window",)
     if low and low[0].depth > 1:
-        return f"the first draft is accepted as predicted, fewer are from depth {low[0].depth} on", (
-            "feedback",
-            "draft",
-            "window",
-        )
+        shape = f"first drafts are accepted as predicted, fewer from depth {low[0].depth} on"
+        return shape, ("feedback", "draft", "window")
     if low:
-        first = "fewer first drafts are accepted: {}, predicted {}".format(
-            *map(fmt.share, (low[0].marginal_measured, low[0].marginal_predicted))
-        )
-        return f"{first}; later ones {'too' if low[1:] else 'as predicted'}", (*FIRST, *(("feedback",) if low[1:] else ()))
+        rates = map(fmt.share, (low[0].marginal_measured, low[0].marginal_predicted))
+        first = "fewer first drafts are accepted: {}, predicted {}".format(*rates)
+        return f"{first}; later ones {'too' if low[1:] else 'as predicted'}", (*FIRST, "feedback") if low[1:] else FIRST
     if sign < 0:
         return "fewer drafts are accepted, and no depth stands out", (*FIRST, "feedback")
-    if sign > 0 or any(item.sign for item in depths):
-        return "more drafts are accepted than predicted", FIRST
-    return "", ()
+    return ("more drafts are accepted than predicted", FIRST) if sign or any(item.sign for item in depths) else ("", ())
 
 
 def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
-    """Return the rounds of a run at one gamma (None: those of an imported run), on one domain, or on the whole traffic by the
-    weights of its decision. Raises `OptionInvalid` and `NotComparable`.
+    """Return the rounds of a run at one gamma (None: those of an imported run), on one domain, or on the whole traffic by
+    the weights of its decision. Raises `OptionInvalid` and `NotComparable`.
     """
     run, imported = side.run, side.run.manifest.imported
     if gamma is None and imported is None:
@@ -500,7 +490,7 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
     """
     page, where = read(pages), cut(pages[-1])
     speculates = {"rounds", "emitted"}
-    rises: Counter[str] = Counter()
+    rises = defaultdict[str, float](float)
     for (_, name, labels), value in page.items():
         rises[dict(labels).get("model_name", "")] += value if name in speculates else 0
     busy = [name for name, rise in rises.items() if rise > 0 and model in (None, name)]
@@ -513,14 +503,12 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
     if not busy:
         raise DataEmpty(f"{where}: no round was counted", "send requests first; a second page has to be the later one")
     mine = {key: value for key, value in page.items() if dict(key[2]).get("model_name", "") == busy[0]}
-    sums: Counter[str] = Counter()
+    sums = defaultdict[str, float](float)
     for (_, name, labels), value in mine.items():
-        sums[f"position {dict(labels)['position']}" if name == "position" else name] += value  # type: ignore[assignment]
-    rounds, kept = sums["rounds"], sums["accepted"]
-    if "rounds" not in sums:  # of vLLM's engine V0
-        rounds = sums["emitted"] - kept
-    if "accepted" not in sums:  # of SGLang
-        kept = sums["written"] - sums["requests"] - rounds
+        sums[f"position {dict(labels)['position']}" if name == "position" else name] += value
+    # vLLM's engine V0 counts no rounds, each of which emits one token more than it accepts, and SGLang no accepted drafts.
+    rounds = sums["rounds"] if "rounds" in sums else sums["emitted"] - sums["accepted"]
+    kept = sums["accepted"] if "accepted" in sums else sums["written"] - sums["requests"] - rounds
     known = sum(name.startswith("position ") for name in sums)
     length = max(known, math.ceil(sums["drafted"] / rounds - 1e-9)) or max(
         (int(value) for (_, name, _), value in mine.items() if name == "steps"), default=gamma or 0
@@ -585,16 +573,18 @@ def read(places: Sequence[str]) -> Page:
 
 
 def by_context(run: Served, known: Served) -> tuple[str, tuple[str, ...]] | None:
-    """Return shape and causes of a difference that only requests with longer prompts have; None if it has none such."""
-    if run.prompts is None or known.prompts is None:
-        return None
-    middle = float(np.median(known.prompts))
-    halves = [[each.rows((each.prompts > middle) == longer) for each in (run, known)] for longer in (False, True)]
-    if not all(side.rounds.sum() for half in halves for side in half):
-        return None
-    signs = [compared(*half)[2] for half in halves]
+    """Return shape and causes of a difference that only requests with longer prompts have; None if it has none such. Each half
+    stands beside documents with such prompts, or all if the run has none.
+    """
+    ours, theirs = (np.zeros(len(each.rounds)) if each.prompts is None else each.prompts for each in (run, known))
+    middle, signs = float(np.median(theirs)), []
+    for longer in (False, True):
+        rows, half = (np.flatnonzero((prompts > middle) == longer) for prompts in (ours, theirs))
+        if not known.rounds[half].sum():
+            return None
+        signs.append(compared(run.rows(rows) if run.rounds[rows].sum() else run, known.rows(half))[2])
     shape = f"fewer drafts are accepted, but only after prompts of more than {middle:.0f} tokens"
-    return (shape, ("context", "window", "traffic")) if signs[0] == 0 and signs[1] < 0 else None
+    return (shape, ("context", "traffic", "window")) if signs == [0, -1] else None
 
 
 def compare_prompts(run: Served, known: Served) -> tuple[dict[str, str], dict[str, str]]:
@@ -607,6 +597,7 @@ def compare_prompts(run: Served, known: Served) -> tuple[dict[str, str], dict[st
     text = f"prompts have {theirs:.2f} tokens on average, the run's {own:.2f}"
     noise = float(run.prompts.std()) * math.sqrt(1 / len(run.prompts) + 1 / known.requests)
     whole = known.requests % run.requests == 0 and abs(theirs - own - round(theirs - own)) < 1e-6
+    whole &= len(known.prompts) == 1 or math.isclose(run.prompts.std(), known.prompts.std())
     if whole and round(theirs - own) == 0:
         return {}, dict.fromkeys(("template", "thinking", "traffic", "context"), text)
     if whole:
@@ -616,52 +607,55 @@ def compare_prompts(run: Served, known: Served) -> tuple[dict[str, str], dict[st
     return {}, {}
 
 
-def ask_server(side: RunDraft, rule: str, url: str, possible: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the causes that a running server shows and those that it rules out, with evidence: how it renders prompts of the
-    run, and, if it runs here, its arguments and files. What it does not answer is left open.
+def ask_server(side: RunDraft, rule: str, url: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the causes that a running server shows and those that it rules out, with evidence: how it renders prompts of
+    the run, and, if it runs here, its arguments and files. What it does not answer is left open.
     """
     found: dict[str, str] = {}
     out: dict[str, str] = {}
-    with contextlib.suppress(AlphaprofError, LookupError, TypeError):
-        if possible and (text := rendered_otherwise(side.run, url)) is not None:
-            name = "thinking" if text.startswith("only with") else "template"
-            (found if text else out)[name] = text or "the server renders the run's prompts token by token as they are"
+    profile = side.run.manifest.profile
+    with contextlib.suppress(AlphaprofError, BadRow, LeftOut, LookupError, TypeError, StopIteration):
+        found["template"] = rendered_otherwise(side.run, url)
+        if not found["template"]:
+            del found["template"]
+            out["template"] = "the server renders the run's first prompts to the same tokens"
     options = arguments_of(url)
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):
         speculative = json.loads(options.get("speculative-config", "{}"))
-        drawn, checked = (speculative.get(f"{name}_sample_method") for name in ("draft", "rejection"))
-        if checked == "block" != rule or (drawn == "probabilistic") != (rule in ("lossless", "block")):
-            found["rule"] = (
-                f"the run predicts rule {rule}; the server samples drafts {drawn or 'greedily'}, {checked or 'standard'}"
-            )
-        profiled = side.run.manifest.profile.drafts[side.draft].own_model if speculative else None
-        if profiled is not None and (served := speculative.get("model")):
-            differs = other_files(served, profiled.model)
-            if differs is not None:
-                (found if differs else out)["draft"] = differs or f"{cut(served)} holds the files that were profiled"
-        if (cache := options.get("kv-cache-dtype", "auto")) != "auto" and "feedback" in possible:
+        methods = [speculative.get(f"{name}_sample_method") for name in ("draft", "rejection")]
+        drawn = "block" if methods[1] == "block" else "lossless" if methods[0] == "probabilistic" else "one_hot"
+        if speculative and rule not in ("strict", drawn):
+            found["rule"] = f"the run predicts rule {rule}; the server decodes by {drawn}"
+        named, served = profile.drafts.get(side.draft), speculative.get("model")
+        pairs = [(served, named.own_model.model)] if named is not None and named.own_model and served else []
+        pairs += [(options["model"], profile.target.model)] if "model" in options else []
+        same = [digest_of(one) == digest_of(other) for one, other in pairs if os.path.exists(one) and os.path.exists(other)]
+        if False in same:
+            one, other = pairs[same.index(False)]
+            found["draft"] = f"{cut(one)} holds other weights or another config.json than {cut(other)}"
+        elif len(same) == 2:
+            out["draft"] = "target and draft have the files that were profiled"
+        if (cache := options.get("kv-cache-dtype", "auto")) != "auto":
             found["feedback"] = f"the server keeps KV in {cache}"
-    # The target's files may differ too: a served draft that is the profiled one leaves "another target".
-    return ({name: text for name, text in found.items() if name in possible}, out) if possible else ({}, {})
+    return found, out
 
 
-def rendered_otherwise(run: Run, url: str) -> str | None:
-    """Return where a server's rendering of the run's first prompts differs from them; empty if nowhere, None if the profile's
-    data are not there, or hold token ids. Raises the errors of data and server.
+def rendered_otherwise(run: Run, url: str) -> str:
+    """Return where a server's rendering of the run's first prompts differs from theirs; empty if nowhere. Raises the errors
+    of data and server, and `LookupError` if no prompt is rendered.
     """
-    from alphaprof.profiling.texts.cells import cell, cell_if_any, render
     from alphaprof.profiling.texts.chat import set_variables, turns_of, without_answer
     from alphaprof.profiling.texts.rows import rows
 
     model = answer_of(url, "/v1/models")["data"][0]["id"]
-    texts = run.continuations(0, ["source", "source_row", "prompt_ids", "continuation"]).slice(0, PROMPTS).to_pylist()
-    seen = None
-    for text in texts:
-        source = run.manifest.profile.data[text["source"]]
-        if source.prompt_ids is not None or text["continuation"] == "text":
-            continue
+    texts = run.continuations(0, ["source", "source_row", "prompt_ids"]).slice(0, PROMPTS).to_pylist()
+    texts = [text for text in texts if run.manifest.profile.data[text["source"]].prompt_ids is None]
+    for text in texts or [{}]:
+        source, mine = run.manifest.profile.data[text["source"]], text["prompt_ids"]
         names = {root for name in source.columns for root in (name, name.partition(".")[0])}
         row = next(each for number, _, each in rows(source, sorted(names)) if number == text["source_row"])
+        if isinstance(row, BadRow):
+            raise row
         asked: dict[str, Any] = {"model": model}
         if source.messages is not None:
             asked |= {"messages": without_answer(turns_of(cell(row, source.messages)))[0]}
@@ -671,101 +665,67 @@ def rendered_otherwise(run: Run, url: str) -> str | None:
             asked |= {"messages": [*system, {"role": "user", "content": render(str(source.prompt), row)}]}
         else:
             asked |= {"prompt": render(str(source.prompt), row)}
-        ids, seen = answer_of(url, "/tokenize", asked)["tokens"], ""
-        if ids != text["prompt_ids"]:
-            variables = set_variables(source.chat_options)
-            if (
-                variables
-                and answer_of(url, "/tokenize", asked | {"chat_template_kwargs": variables})["tokens"] == text["prompt_ids"]
-            ):
-                return f"only with chat_template_kwargs {json.dumps(variables)} in requests are prompts those of the run"
-            both = [ids, text["prompt_ids"]]
-            at = next(
-                (place for place, (one, two) in enumerate(zip(*both, strict=False)) if one != two), min(map(len, both))
-            )
-            here = [answer_of(url, "/detokenize", {"model": model, "tokens": each[at : at + 8]})["prompt"] for each in both]
-            return f"from token {at} of a prompt on the server writes {shown(here[0])}, the run {shown(here[1])}"
-    return seen
+        if variables := set_variables(source.chat_options):
+            asked |= {"chat_template_kwargs": variables}
+        if (ids := answer_of(url, "/tokenize", asked)["tokens"]) != mine:
+            at = next((place for place, (one, two) in enumerate(zip(ids, mine, strict=False)) if one != two), len(mine))
+            spans = [{"model": model, "tokens": each[at : at + 8]} for each in (ids, mine)]
+            here = [shown(answer_of(url, "/detokenize", each)["prompt"]) for each in spans]
+            return f"from token {at} of a prompt on the server writes {here[0]}, the run {here[1]}"
+    return ""
 
 
 def arguments_of(url: str) -> dict[str, str]:
-    """Return the options of the vLLM or SGLang that runs on this machine at the port of an address; empty if none is found."""
+    """Return the options of the vLLM that runs on this machine at the port of an address; empty if none is found."""
     place = urlsplit(url)
-    if place.hostname not in ("127.0.0.1", "localhost", "::1"):
-        return {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/cmdline") if place.hostname in ("127.0.0.1", "localhost", "::1") else ():
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            words = path.read_bytes().decode().split("\0")[:-1]
-            if not any("vllm" in word or "sglang" in word for word in words[:4]):
-                continue
+            words = path.read_bytes().decode().rstrip("\0").replace("\0serve\0", "\0--model\0").split("\0")
             joined = re.sub(r"\0(?!--)", "=", "\0".join(words)).split("\0")
-            options = {name.replace("_", "-"): value for name, _, value in (each[2:].partition("=") for each in joined)}
-            if options.get("port", "30000" if "sglang" in words[0] else "8000") == str(place.port):
+            options = {name: value for name, _, value in (each[2:].partition("=") for each in joined)}
+            if any("vllm" in word for word in words[:4]) and options.get("port", "8000") == str(place.port):
                 return options
     return {}
 
 
-def other_files(served: str, profiled: str) -> str | None:
-    """Return in what weights and configuration of two folders differ; empty if in nothing, None if that is not known."""
-    if os.path.realpath(served) == os.path.realpath(profiled):
-        return "" if os.path.exists(served) else None
-    folders = [Path(served), Path(profiled)]
-    if not all(map(Path.is_dir, folders)):
-        return f"the server drafts by {cut(served)}, the run by {cut(profiled)}" if served != profiled else None
-    files = [sorted(path for path in each.iterdir() if path.suffix in (".safetensors", ".bin", ".json")) for each in folders]
-    files = [[path for path in each if path.suffix != ".json" or path.name == "config.json"] for each in files]
-    if sum(path.stat().st_size for each in files for path in each) > HASHED:
-        return None
-    digests = []
-    for each in files:
-        digests.append({})
-        for path in each:
-            with path.open("rb") as file:
-                digests[-1][path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    names = sorted(name for name in {**digests[0], **digests[1]} if digests[0].get(name) != digests[1].get(name))
-    return f"{cut(served)} has another {', '.join(names[:3])} than {cut(profiled)}" if names else ""
+def digest_of(folder: str) -> str:
+    """Return what tells the weights and config.json of a folder, or a file, from others: SHA-256, of large ones by size."""
+    paths = [path for path in sorted(Path(folder).glob("*")) if path.suffix in (".safetensors", ".bin", ".gguf")]
+    paths = [*paths, Path(folder) / "config.json"] if os.path.isdir(folder) else [Path(folder)]
+    digest, whole = hashlib.sha256(), sum(path.stat().st_size for path in paths) <= HASHED
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest() if whole else str(path.stat().st_size).encode())
+    return digest.hexdigest()
 
 
 def speeds_of(predicted: Interval | None, page: Page, plain: Sequence[str], model: str | None) -> Iterator[Speed]:
-    """Yield the times that users of a server feel, without and with speculation. Raises what pages that cannot be read do."""
-    other = read(plain)
-    sides = []
-    for each in (
-        {key: value for key, value in other.items() if dict(key[2]).get("model_name", model) in (None, model)},
-        page,
-    ):
-        sums: Counter[str] = Counter()
+    """Yield the times that users of a server feel, without and with speculation. Raises what unreadable pages do."""
+    sides: list[dict[str, float | None]] = []
+    for each in (read(plain), page):
+        sums = defaultdict[str, float](float)
         for (_, name, labels), value in each.items():
-            sums[f"{name} {dict(labels).get('le', '')}".strip()] += value  # type: ignore[assignment]
-        firsts = sums["first_count"] or sums["requests"]
-        between = (
-            1e3 * sums["gap_sum"] / (sums["written"] - firsts) if sums["written"] > firsts and sums["gap_sum"] else None
-        )
-        values = {"tokens/s of a request": 1e3 / between if between else None, "ms between tokens, mean": between}
-        values["ms to the first token, mean"] = (
-            1e3 * sums["first_sum"] / sums["first_count"] if sums["first_count"] else None
-        )
-        for about, name in (("between outputs", "gap"), ("to the first token", "first")):
+            if dict(labels).get("model_name", model) == model or model is None:
+                sums[f"{name} {dict(labels).get('le', '')}".strip()] += value
+        decoded = sums["written"] - (sums["first_count"] or sums["requests"])  # tokens after the first ones
+        times: dict[str, float | None] = {"ms between tokens": 1e3 * sums["gap_sum"] / decoded if decoded > 0 else None}
+        for about, name in (("ms between outputs", "gap"), ("ms to the first token", "first")):
             bounds = sorted((float(key.split()[1]), n) for key, n in sums.items() if key.startswith(f"{name}_bucket "))
-            for share in (0.5, 0.99):
-                values[f"ms {about}, p{100 * share:.0f}"] = bucket_quantile(bounds, share)
-        sides.append(values)
+            times |= {f"{about}, p{100 * share:.0f}": bucket_quantile(bounds, share) for share in (0.5, 0.99)}
+        sides.append(times)
+    tokens = [1e3 / times["ms between tokens"] if times["ms between tokens"] else None for times in sides]
+    ratio = tokens[1] / tokens[0] if tokens[0] and tokens[1] else None
+    yield Speed("tokens/s of a request", tokens[0], tokens[1], ratio, predicted)
     for name, before in sides[0].items():
         after = sides[1][name]
-        ratio = (after / before if name.startswith("tokens") else before / after) if before and after else None
-        told = predicted if name.startswith("tokens") or name == "ms between tokens, mean" else None
-        yield Speed(name, before, after, ratio, told)
+        yield Speed(name, before, after, before / after if before and after else None, None)
 
 
 def bucket_quantile(bounds: Sequence[tuple[float, float]], share: float) -> float | None:
-    """Return a quantile in ms of cumulative counts up to bounds in s, evenly spread inside a bucket; None if it is unknown."""
+    """Return a quantile in ms of cumulative counts up to bounds in s, evenly spread inside a bucket; None: not known."""
     low = below = 0.0
     for high, count in bounds:
-        if count and count >= share * bounds[-1][1]:
-            return (
-                1e3 * (low + (high - low) * (share * bounds[-1][1] - below) / (count - below))
-                if math.isfinite(high)
-                else None
-            )
+        if count and count >= share * bounds[-1][1] and math.isfinite(high):
+            return 1e3 * (low + (high - low) * (share * bounds[-1][1] - below) / (count - below))
         low, below = high, count
     return None

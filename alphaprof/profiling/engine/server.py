@@ -91,6 +91,7 @@ def answer_of(url: str, path: str, content: Mapping[str, Any] | None = None, sec
 
 
 def fetched(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> bytes:
+    """Return what a server answers to a path, and to JSON `content` if there is any, as bytes. Raises `EngineFailed`."""
     body = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(_root(url) + path, body, {"Content-Type": "application/json"})  # noqa: S310
     if key := os.environ.get(KEY):
