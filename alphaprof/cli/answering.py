@@ -164,8 +164,8 @@ def compare(
 
 @command(
     group,
-    "alphaprof diagnose runs/my:small before.txt after.txt",
-    "alphaprof diagnose runs/my:small --acceptance 0.6,0.4,0.2 --rounds 5000",
+    "alphaprof diagnose runs/my:small metrics.txt",
+    "alphaprof diagnose runs/my:small --acceptance 0.71,0.51,0.4 --rounds 4000",
 )
 def diagnose(
     run: RunOfDraft,

@@ -62,7 +62,7 @@ CAUSES = {  # in words, and what separates it from the others
     "traffic": ("other requests", "send the run's prompts, or profile logged requests"),
     "context": ("truncated prompts or a context window", "import logged requests: they show it by prompt length"),
     "rule": ("another rule or temperature", "compare temperature, top_p and speculative config with the profile"),
-    "feedback": ("KV or hidden states between drafts", "serve with --kv-cache-dtype auto; see report --show wiring"),
+    "feedback": ("KV or hidden states between drafts", "serve with kv_cache_dtype auto; see report --show wiring"),
     "window": ("a drafting window", "check sliding_window and block size of the draft; serve with a smaller gamma"),
     "gamma": ("another number of drafts", "serve num_speculative_tokens as it was decided"),
     "lookup": ("another runner of prompt lookup", "compare tokens per round: padded rounds lower only the rate"),
@@ -412,7 +412,7 @@ def compared(run: Served, known: Served) -> tuple[tuple[Depth, ...], tuple[Inter
 
 
 def shape_of(depths: Sequence[Depth], sign: int, rounds: float) -> tuple[str, tuple[str, ...]]:
-    """Return what differs, in words, and the causes that have this shape; `sign`: that of the acceptance length; `rounds`: of
+    """Return what differs, in words, and the causes that have this shape; `sign`: of the acceptance length; `rounds`: of
     the server.
     """
     low = [item for item in depths if item.sign < 0]
@@ -552,28 +552,20 @@ def read(places: Sequence[str]) -> Page:
         if not found:
             raise ColumnMissing(f"{cut(place)} has no counter of vLLM, SGLang or llama.cpp", f"save its page: {SAVE}")
         pages.append(found)
-    if len(pages) == 1:
-        return {key: value for key, value in pages[0].items() if not key[1].endswith(" created")}
-    first, second = pages
+    first, second = pages if len(pages) > 1 else ({}, pages[0])
 
     def source(labels: Labels) -> Labels:
         return tuple(label for label in labels if label[0] not in ("position", "le"))
 
-    reset = {
-        source(key[2])
-        for key, value in first.items()
-        if key[1] != "steps"
-        and (second.get(key, value) < value or (key[1].endswith("created") and second.get(key) != value))
-    }
-    return {
-        key: value - (0.0 if source(key[2]) in reset or key[1] == "steps" else first.get(key, 0.0))
-        for key, value in second.items()
-        if not key[1].endswith(" created")
-    }
+    fell = {key for key, value in first.items() if second.get(key, value) < value}
+    fell |= {key for key, value in first.items() if key[1].endswith(" created") and second.get(key) != value}
+    reset = {source(labels) for _, _, labels in fell}
+    kept = {key: 0.0 if key[1] == "steps" or source(key[2]) in reset else value for key, value in first.items()}
+    return {key: value - kept.get(key, 0.0) for key, value in second.items() if not key[1].endswith(" created")}
 
 
 def by_context(run: Served, known: Served) -> tuple[str, tuple[str, ...]] | None:
-    """Return shape and causes of a difference that only requests with longer prompts have; None if it has none such. Each half
+    """Return shape and causes of a difference that only requests with longer prompts have; None if they do not. Each half
     stands beside documents with such prompts, or all if the run has none.
     """
     ours, theirs = (np.zeros(len(each.rounds)) if each.prompts is None else each.prompts for each in (run, known))
@@ -618,7 +610,7 @@ def ask_server(side: RunDraft, rule: str, url: str) -> tuple[dict[str, str], dic
         found["template"] = rendered_otherwise(side.run, url)
         if not found["template"]:
             del found["template"]
-            out["template"] = "the server renders the run's first prompts to the same tokens"
+            out["template"] = "the server renders the run's first prompts (with chat_options) to the same tokens"
     options = arguments_of(url)
     with contextlib.suppress(ValueError, OSError):
         speculative = json.loads(options.get("speculative-config", "{}"))

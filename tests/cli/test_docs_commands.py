@@ -110,6 +110,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sglang.jsonl").write_text("\n".join(map(json.dumps, answers)))
     (folder / "before.txt").write_text(prometheus.BEFORE)
     (folder / "after.txt").write_text(prometheus.AFTER)
+    # What runs/my predicts of small at gamma 3.
+    live = [(3, 0)] * 1163 + [(3, 1)] * 797 + [(3, 2)] * 444 + [(3, 3)] * 1596
+    (folder / "metrics.txt").write_text(prometheus.page({"0": live}))
     (drafts,) = re.findall(r"```yaml\n(drafts:\n  quarter.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
     (folder / "heads.yaml").write_text(yaml.safe_dump(yaml.safe_load(readme) | yaml.safe_load(drafts)))
     return folder

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +196,7 @@ def test_padded_rounds_of_prompt_lookup_lower_the_rate_alone(side: RunDraft, tmp
     run = served_run(lookup, 3, None)
     assert run.every is not None
     padded = [run.every, *run.accepted.sum(0)]
-    (tmp_path / "page.txt").write_text(
-        as_page([after / before for before, after in zip(padded, padded[1:], strict=False)], round(padded[0]))
-    )
+    (tmp_path / "page.txt").write_text(as_page([after / before for before, after in pairwise(padded)], round(padded[0])))
     answer = diagnose(lookup, [str(tmp_path / "page.txt")])
     assert of(answer, "found") == {"lookup"}
     assert all(depth.sign == 0 for depth in answer.depths)
@@ -435,9 +434,10 @@ def test_prompts_that_the_server_renders_otherwise_are_shown(
     more.clear()
     assert rendered_otherwise(mine.run, "http://127.0.0.1:1") == ""
     assert "template" in ask_server(mine, "strict", "http://elsewhere:1")[1]
-    chats = of_a_source(run, {"path": str(data), "prompt": "{text}", "chat": True, "chat_options": {"enable_thinking": False}})
+    thinking = {"enable_thinking": False}
+    chats = of_a_source(run, {"path": str(data), "prompt": "{text}", "chat": True, "chat_options": thinking})
     assert rendered_otherwise(chats.run, "http://127.0.0.1:1") == ""
-    assert asked[-1][1]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert asked[-1][1]["chat_template_kwargs"] == thinking
 
 
 def test_files_and_arguments_of_a_server_that_runs_here_are_compared(
