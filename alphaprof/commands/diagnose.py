@@ -53,6 +53,7 @@ VISIBLE = 0.25  # a server is as predicted only if the loss of this share of acc
 ASSUMED = 1000  # rounds behind shares of which nobody says how many there were
 OWN = 20  # requests from which a server's own variation between requests is used, and not the run's
 FULL = 0.995  # share of gamma drafts from which on rounds count as complete
+EXACT = 1e-6  # tokens: means over the same prompts are equal
 HASHED = 8e9  # bytes of weights that are read to compare two folders, at most
 PROMPTS = 4  # prompts of the run that the server renders
 CAUSES = {  # in words, and what separates it from the others
@@ -199,9 +200,9 @@ class Diagnosis:
 def next_step(answer: Diagnosis) -> str:
     """Return what to do about an outcome."""
     if answer.outcome == "differs":
-        return next(cause.evidence if cause.state == "possible" else CAUSES[cause.name][1] for cause in answer.causes)
+        return CAUSES[answer.causes[0].name][1]
     more = "read the counters again after more requests; if they were many, profile more documents"
-    return more if answer.outcome == "too_few" else "nothing to mend; alphaprof report says what this acceptance is worth"
+    return more if answer.outcome == "too_few" else "alphaprof report says what this acceptance is worth"
 
 
 def require_as_predicted(answer: Diagnosis, undecided_fails: bool) -> None:
@@ -309,21 +310,24 @@ def diagnose(
     shape, possible = shape_of(depths, sign, float(known.rounds.sum()))
     if possible and imported is not None:
         shape, possible = by_context(run, known) or (shape, possible)
-    left, out = compare_prompts(run, known) if possible else ({}, {})
+    likely, out, sure = compare_prompts(run, known)
     if possible and pages and pages[0].startswith("http"):
         more, less = ask_server(side, run.rule, pages[0])
-        found, out = found | {name: text for name, text in more.items() if name in possible}, out | less
-    explained = any(name in possible for name in found)
-    kept = [name for name in possible if name not in out and name in (left or possible) and not explained]
+        found |= {name: text for name, text in more.items() if name in possible}
+        out |= {name: text for name, text in less.items() if name not in likely}  # clients may render prompts themselves
+    kept = [name for name in possible if name not in out and not any(each in possible for each in found)]
+    kept = [name for name in kept if name in likely] if sure and any(name in likely for name in kept) else kept
     causes = [Cause(name, CAUSES[name][0], "found", text) for name, text in found.items()]
-    causes += [Cause(name, CAUSES[name][0], "possible", left.get(name, CAUSES[name][1])) for name in kept]
+    causes += [Cause(name, CAUSES[name][0], "possible", likely.get(name, CAUSES[name][1])) for name in kept]
     causes += [Cause(name, CAUSES[name][0], "no", out[name]) for name in possible if name in out and name not in found]
     told = not shares or rounds is not None
     outcome: Outcome = "differs" if shape or found else "as_predicted" if told and missed <= VISIBLE else "too_few"
     if outcome == "differs":
         reason = shape or f"{next(iter(found.values()))}; at this gamma acceptance is as predicted"
     else:
-        reason = f"a loss of {fmt.percent(min(missed, 1.0))} of the accepted drafts would have shown"
+        loss = f"a loss of {fmt.percent(missed)}" if missed < 1 else "not even the loss of all"
+        reason = f"{loss} of the accepted drafts would have shown"
+        reason += "".join(f"; but {text}" for text in [*likely.values()][:1])
     if not told:
         reason += f", if these are shares of {ASSUMED:,} rounds: give --rounds"
     return Diagnosis(
@@ -579,24 +583,23 @@ def by_context(run: Served, known: Served) -> tuple[str, tuple[str, ...]] | None
     return (shape, ("context", "traffic", "window")) if signs == [0, -1] else None
 
 
-def compare_prompts(run: Served, known: Served) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the causes to which the lengths of prompts narrow a difference (empty: to none), and those that they rule out,
-    with evidence. Requests that are the run's own prompts, each as often, tell to the token.
+def compare_prompts(run: Served, known: Served) -> tuple[dict[str, str], dict[str, str], bool]:
+    """Return the causes for which the lengths of prompts speak, and those that they rule out, with evidence, and whether the
+    former are sure: requests that are the run's own prompts, each as often, tell to the token.
     """
     if run.prompts is None or known.prompts is None or not run.requests or not known.requests:
-        return {}, {}
+        return {}, {}, False
     own, theirs = float(run.prompts.mean()), float(known.prompts.mean())
     text = f"prompts have {theirs:.2f} tokens on average, the run's {own:.2f}"
     noise = float(run.prompts.std()) * math.sqrt(1 / len(run.prompts) + 1 / known.requests)
-    whole = known.requests % run.requests == 0 and abs(theirs - own - round(theirs - own)) < 1e-6
+    whole = known.requests % run.requests == 0 and run.requests == len(run.prompts)
     whole &= len(known.prompts) == 1 or math.isclose(run.prompts.std(), known.prompts.std())
-    if whole and round(theirs - own) == 0:
-        return {}, dict.fromkeys(("template", "thinking", "traffic", "context"), text)
-    if whole:
-        return dict.fromkeys(("template", "thinking"), f"{text}: each {theirs - own:+.0f}"), {}
-    if abs(theirs - own) > 4 * noise:
-        return dict.fromkeys(("traffic", "context", "template", "thinking"), text), {}
-    return {}, {}
+    if whole and abs(theirs - own) < EXACT:
+        return {}, dict.fromkeys(("template", "thinking", "traffic", "context"), text), False
+    if whole and abs(theirs - own - round(theirs - own)) < EXACT:
+        return dict.fromkeys(("template", "thinking"), f"{text}: each {theirs - own:+.0f}"), {}, True
+    differs = abs(theirs - own) > 4 * noise
+    return dict.fromkeys(("template", "thinking", "traffic", "context"), text) if differs else {}, {}, False
 
 
 def ask_server(side: RunDraft, rule: str, url: str) -> tuple[dict[str, str], dict[str, str]]:

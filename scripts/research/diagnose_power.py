@@ -40,10 +40,13 @@ def drawn(population: Served, rounds: int, fault: tuple[float, float, float], rn
     for depth in range(population.gamma):
         tested, accepted = population.tested[order, depth], population.accepted[order, depth]
         factor = first if depth == 0 else others * more ** (depth - 1)
-        # Of the rounds of a document that are left, those that it accepted, thinned.
-        left = np.minimum(chain[-1], tested.astype(np.int64))
-        accepted = accepted.astype(np.int64)
-        chain.append(rng.binomial(rng.hypergeometric(accepted, tested.astype(np.int64) - accepted, left), factor))
+        if population.exact:  # of the rounds of a document that are left, those that it accepted, thinned
+            left, accepted = np.minimum(chain[-1], tested.astype(np.int64)), accepted.astype(np.int64)
+            kept = rng.hypergeometric(accepted, tested.astype(np.int64) - accepted, left)
+        else:
+            own = np.divide(accepted, tested, out=np.zeros(len(order)), where=tested > 0)
+            kept = rng.binomial(chain[-1], np.minimum(own, 1.0))
+        chain.append(rng.binomial(kept, factor))
     sums = np.array([[float(each.sum()) for each in chain]])
     return Served("drawn", sums[:, 0], sums[:, :-1], sums[:, 1:], float(sums[:, 1:].sum()), requests=len(order))
 

@@ -224,7 +224,7 @@ def test_what_only_long_prompts_lose_is_a_matter_of_context(side: RunDraft, tmp_
         rows.append(row | {"usage": {"prompt_tokens": 900 if long else 20, "completion_tokens": 41 + sum(kept)}})
     answer = diagnose(side, [str(imported(tmp_path, rows).path)])
     assert answer.outcome == "differs"
-    assert of(answer) == {"context", "traffic"}  # prompts have another length than the run's
+    assert of(answer) == {"context", "traffic", "window"}
     assert "prompts of more than" in answer.reason
 
 
@@ -250,7 +250,18 @@ def test_prompts_of_the_same_length_rule_out_what_changes_them(side: RunDraft, t
     path.write_text(with_prompts(low, 120, total + 3 * 120))
     assert of(diagnose(side, [str(path)])) == {"template", "thinking"}
     path.write_text(with_prompts(low, 121, 10 * total))
-    assert of(diagnose(side, [str(path)])) == {"traffic", "context", "template", "thinking"}
+    answer = diagnose(side, [str(path)])  # nothing is ruled out, but these come with evidence
+    assert of(answer) == {"traffic", "context", "template", "thinking", "draft", "rule", "feedback"}
+    assert [cause.name for cause in answer.causes if "prompts have" in cause.evidence] == [
+        "template",
+        "thinking",
+        "traffic",
+        "context",
+    ]
+    path.write_text(with_prompts(as_page(shares_of(side, 3)), 121, 10 * total))
+    answer = diagnose(side, [str(path)])
+    assert (answer.outcome, of(answer)) == ("as_predicted", set())
+    assert "but prompts have" in answer.reason
 
 
 def lines(engine: str, labels: str = "", **counts: float) -> str:
