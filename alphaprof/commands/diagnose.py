@@ -52,7 +52,7 @@ CONFIDENCE = 0.95  # of intervals that stand alone
 VISIBLE = 0.25  # a server is as predicted only if the loss of this share of accepted drafts would have shown
 ASSUMED = 1000  # rounds behind shares of which nobody says how many there were
 OWN = 20  # requests from which a server's own variation between requests is used, and not the run's
-FULL = 0.995  # share of gamma drafts from which on rounds count as complete
+FULL = 0.98  # share of gamma drafts from which on rounds count as complete: the last one of a text may be shorter
 EXACT = 1e-6  # tokens: means over the same prompts are equal
 HASHED = 8e9  # bytes of weights that are read to compare two folders, at most
 PROMPTS = 4  # prompts of the run that the server renders
@@ -300,6 +300,9 @@ def diagnose(
     found: dict[str, str] = {}
     if decided not in ("auto", known.gamma):
         found["gamma"] = f"the server drafts {known.gamma} tokens a round; {decided} were decided"
+    if shorter := run.full and bool(known.drafted) and not known.full:  # an adaptive schedule, or one by load
+        mean = fmt.number(float(known.drafted or 0) / float(known.rounds.sum()))
+        found["gamma"] = f"the server drafts {mean} tokens a round on average, the run {run.gamma}"
     if imported is not None and known.rule != run.rule:
         found["rule"] = f"the run predicts rule {run.rule}; the requests were served with {known.rule}"
     if known.full and not run.full and run.every:
@@ -315,7 +318,8 @@ def diagnose(
         more, less = ask_server(side, run.rule, pages[0])
         found |= {name: text for name, text in more.items() if name in possible}
         out |= {name: text for name, text in less.items() if name not in likely}  # clients may render prompts themselves
-    kept = [name for name in possible if name not in out and not any(each in possible for each in found)]
+    explained = shorter or any(name in possible for name in found)
+    kept = [name for name in possible if name not in out and not explained]
     kept = [name for name in kept if name in likely] if sure and any(name in likely for name in kept) else kept
     causes = [Cause(name, CAUSES[name][0], "found", text) for name, text in found.items()]
     causes += [Cause(name, CAUSES[name][0], "possible", likely.get(name, CAUSES[name][1])) for name in kept]
@@ -455,7 +459,7 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
     chosen = [(pools[name], share) for name, share in weights.items() if share > 0] if not reason else []
     if not sum(pool[f"drafted_depths_{gamma}"].sum() for pool, _ in chosen):
         hint = "name a draft and a domain with rounds of draft chains (alphaprof report lists them)"
-        raise NotComparable(f"{side.label} predicts nothing: {reason or 'it drafts nothing there'}", hint)
+        raise NotComparable(f"{side.label} has no rounds to compare: {reason or 'it drafts nothing there'}", hint)
     tokens = [float(pool["tokens"].sum()) for pool, _ in chosen]
     scales = [share * sum(tokens) / own if given else 1.0 for (_, share), own in zip(chosen, tokens, strict=True)]
     units = np.concatenate([pool.cluster for pool, _ in chosen])
@@ -514,11 +518,15 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
     rounds = sums["rounds"] if "rounds" in sums else sums["emitted"] - sums["accepted"]
     kept = sums["accepted"] if "accepted" in sums else sums["written"] - sums["requests"] - rounds
     known = sum(name.startswith("position ") for name in sums)
-    length = max(known, math.ceil(sums["drafted"] / rounds - 1e-9)) or max(
+    length = max(known, math.ceil(sums["drafted"] / max(rounds, 1.0) - 1e-9)) or max(
         (int(value) for (_, name, _), value in mine.items() if name == "steps"), default=gamma or 0
     )
     chain = np.array([[rounds, *(sums[f"position {place}"] for place in range(length))]], dtype=np.float64)
-    if any(later > earlier * 1.01 for earlier, later in pairwise(chain[0])) or not 0 <= kept <= length * rounds * 1.01:
+    if (
+        any(later > earlier * 1.01 for earlier, later in pairwise(chain[0]))
+        or not 0 <= kept <= length * rounds * 1.01
+        or rounds <= 0
+    ):
         problem = f"{where}: {rounds:.0f} rounds accepted {kept:.0f} drafts, by position {chain[0, 1:].tolist()[:8]}"
         raise DataUnreadable(f"{problem}: these contradict each other", "name gamma with --gamma, or save the page again")
     accepted = chain[:, 1:] if known else np.full((1, length), np.nan)

@@ -191,6 +191,20 @@ def test_another_number_of_drafts_is_found_and_the_rest_is_as_predicted(side: Ru
     assert all(depth.sign == 0 for depth in answer.depths)
 
 
+def test_a_server_that_drafts_less_under_load_is_found(side: RunDraft, tmp_path: Path) -> None:
+    """Half of its rounds have two drafts of three."""
+    half = [
+        (drafted, min(kept, drafted))
+        for drafted in (2, 3)
+        for kept, count in enumerate((231, 154, 115, 500))
+        for _ in range(count)
+    ]
+    (tmp_path / "page.txt").write_text(page({"0": half * 10}))
+    answer = diagnose(side, [str(tmp_path / "page.txt")])
+    assert (answer.outcome, of(answer, "found"), of(answer)) == ("differs", {"gamma"}, set())
+    assert "2.50 tokens a round on average, the run 3" in answer.causes[0].evidence
+
+
 def test_padded_rounds_of_prompt_lookup_lower_the_rate_alone(side: RunDraft, tmp_path: Path) -> None:
     lookup = RunDraft(side.run, "ngram")
     run = served_run(lookup, 3, None)
@@ -350,7 +364,7 @@ def test_a_page_that_tells_nothing_says_what_to_do(
         (("page.txt", "--acceptance", "0.5,0.4,0.3"), "name what a server counted, once"),
         (("--acceptance", "0.5,0.6,0.3"), "does not fall from 1 to 0"),
         (("--acceptance", "high"), "does not fall from 1 to 0"),
-        (("--acceptance", "0.5,0.4,0.3", "--domain", "poems"), "predicts nothing"),
+        (("--acceptance", "0.5,0.4,0.3", "--domain", "poems"), "has no rounds to compare"),
         (("a", "b", "c"), "expected an address, or 1 or 2 pages, got 3"),
     ],
 )
