@@ -118,6 +118,15 @@ def test_rounds_of_one_request_are_not_independent() -> None:
     assert longer.difference.high > 1.3 * depth.difference.high
 
 
+def test_requests_that_differ_more_than_documents_widen_what_they_say() -> None:
+    """18 of 30 requests accept everything and the others nothing; the run's documents are all alike."""
+    run, rounds = chain([0.75], 6000, units=60), np.full(30, 50.0)
+    kept = rounds * (np.arange(30) < 18)
+    (by_request,), *_ = compared(run, Served("requests", rounds, rounds[:, None], kept[:, None], float(kept.sum())))
+    (together,), *_ = compared(run, chain([0.6], 1500))
+    assert (by_request.sign, together.sign) == (0, -1)
+
+
 def test_of_servers_that_do_as_predicted_one_in_a_hundred_is_said_to_differ(side: RunDraft) -> None:
     """Their requests are documents of the run, drawn anew. docs/research/log.md has 2,000 of each kind."""
     run, rng, wrong = served_run(side, 3, None), np.random.default_rng(0), 0
