@@ -24,6 +24,7 @@ from alphaprof.cli.common import (
     how,
     one_line,
     output,
+    served,
     show,
 )
 
@@ -157,3 +158,49 @@ def compare(
     from alphaprof.run.reader import side_of
 
     show(compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma), form, out)
+
+
+@command(
+    group,
+    "alphaprof diagnose runs/my:small metrics.txt",
+    "alphaprof diagnose runs/my:small --acceptance 0.71,0.51,0.4 --rounds 4000",
+)
+def diagnose(
+    run: RunOfDraft,
+    server: Annotated[
+        list[str] | None,
+        Argument(metavar="SERVER", help="Address or /metrics page; two pages, before and after; or an imported run."),
+    ] = None,
+    acceptance: Annotated[
+        str | None,
+        served(metavar="X,X,...", help="In place of SERVER: shares of rounds that accepted at least 1, 2, ... drafts."),
+    ] = None,
+    rounds: Annotated[int | None, served(metavar="N", min=1, help="Rounds that --acceptance was counted over.")] = None,
+    model: Annotated[str | None, served(metavar="NAME", help="Which model, if a page counts several.")] = None,
+    plain: Annotated[
+        list[str] | None,
+        served(metavar="PAGE", help="A page of the same server without speculation, or two: compare speeds (repeatable)."),
+    ] = None,
+    gamma: Annotated[
+        int | None, Option(metavar="N", min=1, help="Drafts per round as decided; default: decision.gamma, if it is fixed.")
+    ] = None,
+    domain: Annotated[
+        str | None, Option(metavar="NAME", help="What the server got: one domain; default: the run's whole traffic.")
+    ] = None,
+    undecided: Undecided = "pass",
+    form: Format = None,
+    out: OutFiles = None,
+) -> None:
+    """Ask why live acceptance is lower than predicted: a run beside the counters of a server that speculates.
+
+    To test predicted speedups before you serve, use validate. To report on a draft that only your server can load, use
+    import. Exit code 0: as predicted, or too few rounds to tell; 13: it differs; 11: too few, with --undecided fail.
+    """
+    from alphaprof.commands.diagnose import diagnose as diagnosed
+    from alphaprof.commands.diagnose import require_as_predicted, shares_of
+    from alphaprof.run.reader import side_of
+
+    shares = shares_of(acceptance) if acceptance is not None else ()
+    answer = diagnosed(side_of(run), server or (), plain or (), shares, rounds, gamma, domain, model)
+    show(answer, form, out)
+    require_as_predicted(answer, undecided_fails=undecided == "fail")

@@ -112,7 +112,7 @@ def import_vllm(
     leave_out: LeaveOut = False,
     overrides: Overrides = None,
 ) -> None:
-    """Import vLLM's per-request speculative decoding metrics as a run, for report, check and compare."""
+    """Import vLLM's per-request speculative decoding metrics as a run, for report, check, compare and diagnose."""
     from alphaprof.commands.importing.run import ImportRequest, import_requests, sampling_of
 
     sampling, named = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
@@ -155,7 +155,7 @@ def import_sglang(
     leave_out: LeaveOut = False,
     overrides: Overrides = None,
 ) -> None:
-    """Import SGLang's per-request speculative decoding counts as a run, for report, check and compare."""
+    """Import SGLang's per-request speculative decoding counts as a run, for report, check, compare and diagnose."""
     from alphaprof.commands.importing.run import ImportRequest, import_requests, sampling_of
 
     sampling, named = sampling_of(rule, temperature, top_k, top_p), (draft, target, domain or (), domain_key, cluster_key)
@@ -208,7 +208,10 @@ def import_prometheus(
     form: Format = None,
     out: OutFiles = None,
 ) -> None:
-    """Take a first look at a vLLM server: its load, its step times, and its acceptance if it speculates."""
+    """Take a first look at a vLLM server: its load, its step times, and its acceptance if it speculates.
+
+    To compare that acceptance with a run, use diagnose.
+    """
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.commands.importing.counters import counters
 

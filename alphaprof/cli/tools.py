@@ -83,6 +83,8 @@ def validate(
 ) -> None:
     """Compare predicted speedups with measured ones: decode a few documents speculatively, here or in your vLLM.
 
+    To compare the acceptance of a running server with a run, use diagnose.
+
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
     from alphaprof.config.load import known_rules
@@ -163,7 +165,7 @@ def predict(
 def schema(
     answer: Annotated[
         str | None,
-        Argument(metavar="[ANSWER]", help="report, check, compare, validate, predict or rates: its JSON Schema."),
+        Argument(metavar="[ANSWER]", help="report, check, compare, validate, diagnose, predict or rates: its JSON Schema."),
     ] = None,
 ) -> None:
     """List the columns of the position log: name, type, unit and meaning. Or print the JSON Schema of an answer."""

@@ -23,6 +23,7 @@ PUBLISHED = {  # the class of each answer whose JSON others may rely on
     "check": "alphaprof.commands.check:Check",
     "compare": "alphaprof.commands.compare:Comparison",
     "validate": "alphaprof.commands.validate.validation:Validation",
+    "diagnose": "alphaprof.commands.diagnose:Diagnosis",
     "predict": "alphaprof.commands.predict:Prediction",
     "rates": "alphaprof.commands.export.rates:Rates",
 }

@@ -84,6 +84,9 @@ OUTCOMES = {
     "OUTSIDE": BAD,
     "TOO NOISY TO TELL": UNSURE,
     "NOT PREDICTED": BAD,
+    "AS PREDICTED": GOOD,
+    "DIFFERS": BAD,
+    "TOO FEW ROUNDS": UNSURE,
     "problem": BAD,
     "note": UNSURE,
 }

@@ -113,6 +113,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "answers.jsonl").write_text("\n".join(map(json.dumps, texts)))
     (folder / "before.txt").write_text(prometheus.BEFORE)
     (folder / "after.txt").write_text(prometheus.AFTER)
+    # What runs/my predicts of small at gamma 3.
+    live = [(3, 0)] * 1163 + [(3, 1)] * 797 + [(3, 2)] * 444 + [(3, 3)] * 1596
+    (folder / "metrics.txt").write_text(prometheus.page({"0": live}))
     return folder
 
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from alphaprof.errors import TEXT, ColumnMissing, DataUnreadable, EngineFailed, cut, shown
 
 if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+
     from alphaprof.config.options import VllmOptions
 
 KEY = "VLLM_API_KEY"  # the environment variable that `vllm serve` reads as well
@@ -40,7 +42,7 @@ class VllmServer:
 
     def __init__(self, options: VllmOptions, url: str) -> None:
         self.url = _root(url)
-        served = [str(each["id"]) for each in _asked(self.url, "/v1/models").get("data", ())]
+        served = [str(each["id"]) for each in answer_of(self.url, "/v1/models").get("data", ())]
         self.model = options.model or (served[0] if len(served) == 1 else "")
         if self.model not in served:
             hint = f"set vllm.model to one of: {cut(', '.join(served))}"
@@ -49,7 +51,7 @@ class VllmServer:
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of a text without special tokens. Raises `EngineFailed`."""
         asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return list(_asked(self.url, "/tokenize", asked).get("tokens", ()))
+        return list(answer_of(self.url, "/tokenize", asked).get("tokens", ()))
 
     def write(self, prompts: Sequence[Prompt], concurrency: int) -> Iterator[dict[str, Any]]:
         """Yield the texts of prompts, in order: `place` and `ids`. Raises `EngineFailed`."""
@@ -58,7 +60,7 @@ class VllmServer:
 
     def _written(self, place: int, prompt: Prompt) -> dict[str, Any]:
         asked = {"temperature": 0.0, "repetition_penalty": 1.0, **prompt, "model": self.model, "return_token_ids": True}
-        answer = _asked(self.url, "/v1/completions", asked | {"prompt": asked.pop("ids")}, WRITTEN_S)
+        answer = answer_of(self.url, "/v1/completions", asked | {"prompt": asked.pop("ids")}, WRITTEN_S)
         choice = answer["choices"][0]
         if not choice.get("token_ids"):
             hint = "use vLLM 0.10.2 or later, whose completions have return_token_ids"
@@ -71,24 +73,25 @@ class VllmServer:
 
 def server_version(url: str) -> str:
     """Return the version of vLLM on a server. Raises `EngineFailed`."""
-    return str(_asked(url, "/version").get("version", "unknown"))
+    return str(answer_of(url, "/version").get("version", "unknown"))
 
 
 def _root(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
 
 
-def _asked(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> dict[str, Any]:
+def answer_of(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> dict[str, Any]:
     """Return what a server answers to a path, and to JSON `content` if there is any. Raises `EngineFailed`."""
     try:
-        answer = json.loads(_read(url, path, content, seconds))
+        answer = json.loads(fetched(url, path, content, seconds))
     except ValueError as error:
         problem = f"{url} answers {path} with invalid JSON: {error}"
         raise EngineFailed(problem, "give the address of a vLLM server") from None
     return answer if isinstance(answer, dict) else {}
 
 
-def _read(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> bytes:
+def fetched(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> bytes:
+    """Return what a server answers to a path, and to JSON `content` if there is any, as bytes. Raises `EngineFailed`."""
     body = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(_root(url) + path, body, {"Content-Type": "application/json"})  # noqa: S310
     if key := os.environ.get(KEY):
@@ -106,16 +109,20 @@ def _read(url: str, path: str, content: Mapping[str, Any] | None = None, seconds
         raise EngineFailed(f"{url} does not answer: {reason}", "start the server, or correct the address") from None
 
 
-def read_page(content: bytes, where: str) -> Page:
-    """Return the counters of a page. Raises `DataUnreadable`, and `ColumnMissing` if it has none of vLLM's."""
+def samples_of(content: bytes, where: str) -> list[Sample]:
+    """Return the samples of a page of metrics. Raises `DataUnreadable`."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
-        families = list(text_string_to_metric_families(content.decode()))
+        return [sample for family in text_string_to_metric_families(content.decode()) for sample in family.samples]
     except (ValueError, IndexError) as error:  # the parser has no errors of its own
         problem = f"{where} is not a metrics page: {shown(str(error))}"
         raise DataUnreadable(problem, f"save the page in Prometheus' text format, as UTF-8: {SAVE}") from None
-    samples = [sample for family in families for sample in family.samples if sample.name.startswith(PREFIXES)]
+
+
+def read_page(content: bytes, where: str) -> Page:
+    """Return the counters of a page. Raises `DataUnreadable`, and `ColumnMissing` if it has none of vLLM's."""
+    samples = [sample for sample in samples_of(content, where) if sample.name.startswith(PREFIXES)]
     kept = [sample for sample in samples if not sample.name.endswith("_bucket")]
     if not kept:
         problem = f"{where} has no counter of vLLM, such as {GAP}_count"
@@ -124,13 +131,17 @@ def read_page(content: bytes, where: str) -> Page:
     return {(name, tuple(sorted(sample.labels.items()))): sample.value for name, sample in names}
 
 
-def read_saved(path: Path) -> Page:
-    """Return the counters of a saved page. Raises as `read_page` does."""
+def saved_page(path: Path) -> bytes:
+    """Return a saved page. Raises `DataUnreadable`."""
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", f"save the page: {SAVE}") from None
-    return read_page(content, cut(str(path)))
+
+
+def read_saved(path: Path) -> Page:
+    """Return the counters of a saved page. Raises as `read_page` does."""
+    return read_page(saved_page(path), cut(str(path)))
 
 
 def rises_between(first: Page, second: Page) -> Counter[Key]:
@@ -172,7 +183,7 @@ def watch(url: str, seconds: float, tick: Callable[[float], None]) -> tuple[list
     """
     pages, began, moments = list[Page](), time.monotonic(), list[float]()
     while True:
-        pages.append(read_page(_read(url, "/metrics"), url))
+        pages.append(read_page(fetched(url, "/metrics"), url))
         moments.append(time.monotonic())
         left = began + seconds - moments[-1]
         if left <= 0:

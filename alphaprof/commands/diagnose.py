@@ -1,0 +1,731 @@
+"""`alphaprof diagnose`: what a run predicts beside what a server counted, whether they agree, and what may be the cause."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from alphaprof.costs.speedup import Mix
+from alphaprof.errors import (
+    AlphaprofError,
+    CheckUndecided,
+    ColumnMissing,
+    DataEmpty,
+    DataUnreadable,
+    NotComparable,
+    OptionInvalid,
+    OutsideTolerance,
+    cut,
+    shown,
+)
+from alphaprof.profiling.engine.server import SAVE, answer_of, fetched, samples_of, saved_page
+from alphaprof.profiling.texts.cells import BadRow, LeftOut, cell, cell_if_any, render
+from alphaprof.render import format as fmt
+from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.speeds import speedup_interval
+from alphaprof.report.stopping import answered_p_min
+from alphaprof.report.traffic import why_undecidable
+from alphaprof.run.manifest import CHAIN
+from alphaprof.run.reader import Run, RunDraft, side_of
+from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, small_sample
+from alphaprof.stats.student import quantile
+from alphaprof.totals.count import by_chance
+
+Outcome = Literal["as_predicted", "differs", "too_few"]
+WORDS = {"as_predicted": "AS PREDICTED", "differs": "DIFFERS", "too_few": "TOO FEW ROUNDS"}
+ERROR = 0.01  # probability that a server that does as predicted is said to differ, over all depths and the length
+CONFIDENCE = 0.95  # of intervals that stand alone
+VISIBLE = 0.25  # a server is as predicted only if the loss of this share of accepted drafts would have shown
+ASSUMED = 1000  # rounds behind shares of which nobody says how many there were
+OWN = 20  # requests from which a server's own variation between requests is used, and not the run's
+FULL = 0.98  # share of gamma drafts from which on rounds count as complete: the last one of a text may be shorter
+EXACT = 1e-6  # tokens: means over the same prompts are equal
+PROMPTS = 4  # prompts of the run that the server renders
+CAUSES = {  # in words, and what separates it from the others
+    "template": ("chat template, BOS or prefix", "compare /tokenize of a request with prompt_ids of the run"),
+    "thinking": ("thinking mode", "compare chat_template_kwargs of requests with chat_options of the profile"),
+    "draft": ("another draft or target", "compare the served files and quantization with those that were profiled"),
+    "traffic": ("other requests", "send the run's prompts, or profile logged requests"),
+    "context": ("truncated prompts or a context window", "import logged requests: they show it by prompt length"),
+    "rule": ("another rule or temperature", "compare temperature, top_p and speculative config with the profile"),
+    "feedback": ("KV or hidden states between drafts", "serve with kv_cache_dtype auto; see report --show wiring"),
+    "window": ("a drafting window", "check sliding_window and block size of the draft; serve with a smaller gamma"),
+    "gamma": ("another number of drafts", "serve num_speculative_tokens as it was decided"),
+    "lookup": ("another runner of prompt lookup", "compare tokens per round: padded rounds lower only the rate"),
+}
+FIRST = ("template", "thinking", "draft", "traffic", "context", "rule")  # causes that lower the first draft
+# What pages call what: vLLM's engines V1 and V0, llama.cpp, SGLang; Ray has names of its own for vLLM's.
+SERIES = re.compile(r"(?:ray_)?(vllm|sglang|llamacpp)[:_](\w+?)(?:_total)?(_created)?$")
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+NAMES = {
+    "spec_decode_num_drafts": "rounds",
+    "spec_verify_calls": "rounds",
+    "spec_decode_num_draft_tokens": "drafted",
+    "spec_decode_num_accepted_tokens": "accepted",
+    "spec_decode_num_accepted_tokens_per_pos": "position",
+    "spec_decode_num_emitted_tokens": "emitted",
+    "spec_num_steps": "steps",
+    "generation_tokens": "written",
+    "tokens_predicted": "written",
+    "tokens_predicted_seconds": "gap_sum",
+    "request_prompt_tokens_sum": "prompt",
+    "prompt_tokens_histogram_sum": "prompt",
+    "request_prompt_tokens_count": "requests",
+    "num_requests": "requests",
+    **{f"inter_token_latency_seconds_{end}": f"gap_{end}" for end in ("sum", "count", "bucket")},
+    **{f"time_to_first_token_seconds_{end}": f"first_{end}" for end in ("sum", "count", "bucket")},
+}
+Labels = tuple[tuple[str, str], ...]
+Page = dict[tuple[str, str, Labels], float]  # by engine, name (a value of NAMES) and labels
+
+
+@dataclass(frozen=True)
+class Depth:
+    """One depth of a round. Of the drafts at this depth whose predecessors were accepted, the share that was accepted, with
+    95% intervals.
+    """
+
+    depth: int
+    predicted: Interval | None  # None: no round of the run came that far
+    measured: Interval | None  # None: no round of the server did
+    difference: Interval | None  # measured less predicted; the intervals of all depths hold together at 99%
+    sign: int  # -1: lower than predicted, 1: higher, 0: no clear difference
+    marginal_predicted: float  # share of rounds with a draft whose first d drafts were all accepted
+    marginal_measured: float  # the same of the server
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What may be the cause of a difference."""
+
+    name: str  # as docs/diagnose.md lists them
+    about: str  # in words
+    state: Literal["found", "possible", "no"]  # found or ruled out by a check, or possible by the shape alone
+    evidence: str  # what was found; of a possible cause, what separates it from the others
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A time of the server with and without speculation, and how the run predicts it to change."""
+
+    name: str
+    plain: float | None  # None: the page does not tell
+    speculative: float | None
+    speedup: float | None  # of the server
+    predicted: Interval | None  # None: the run has no step times, or predicts no such time
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Whether a server does what a run predicts; if not, all causes that the shape of the difference and checks allow."""
+
+    format: ClassVar[str] = "alphaprof-diagnose"
+    version: ClassVar[str] = "1.0"
+
+    run: str  # run and draft
+    server: str  # what was read
+    rule: str  # of the prediction
+    gamma: int  # that the server drafts by, and the prediction is for
+    documents: int  # of the run
+    rounds: int | None  # of the server that drafted something; None: nobody says how many
+    requests: int | None  # of the server; None: it is not known, and they are taken to be as long as the run's documents
+    outcome: Outcome
+    reason: str
+    visible: float  # smallest loss of accepted drafts per round that would have shown, as a share of them
+    predicted_length: Interval  # acceptance length: 1 + accepted drafts / rounds with a draft
+    measured_length: Interval
+    depths: tuple[Depth, ...]  # empty: the server does not count by depth
+    causes: tuple[Cause, ...]  # found, possible, ruled out, in this order
+    speeds: tuple[Speed, ...]  # empty without --plain
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the outcome, its causes, and both sides by depth."""
+        yield Verdict(WORDS[self.outcome], f": {self.reason}")
+        if names := [cause.about for cause in self.causes if cause.state != "no"]:
+            listed = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+            yield f"{'possible cause' if self.causes[0].state == 'possible' else 'cause'}: {listed}"
+        yield f"next: {next_step(self)}"
+        yield ""
+        lengths = map(fmt.interval, (self.predicted_length, self.measured_length))
+        yield "acceptance length: predicted {}, measured {}".format(*lengths)
+        yield f"{self.run}: rule {self.rule}, gamma {self.gamma}, {fmt.many(self.documents, 'document')}"
+        of = "" if self.requests is None else f" in {fmt.many(self.requests, 'request')}"
+        rounds = "an unknown number of rounds" if self.rounds is None else fmt.many(self.rounds, "round")
+        yield f"{self.server}: {rounds} with a draft{of}"
+        yield ""
+        if self.depths:
+            words = {-1: "lower", 0: "as predicted", 1: "higher"}
+            sides = ("predicted", "measured", "difference", "", "all rounds: predicted", "all rounds: measured")
+            rows = (
+                (
+                    *(str(item.depth), *map(fmt.share_with_interval, (item.predicted, item.measured))),
+                    *(fmt.difference(item.difference, 2), words[item.sign]),
+                    *map(fmt.share, (item.marginal_predicted, item.marginal_measured)),
+                )
+                for item in self.depths
+            )
+            yield table_of_rows("accepted, of the drafts that were reached", ("depth", *sides), rows, left=("",))
+            together = fmt.level(1 - ERROR)
+            yield Small(f"[{fmt.level(CONFIDENCE)} intervals]; those of differences hold together at {together}.")
+        if self.causes:
+            cells = ((cause.about, cause.state, cause.evidence) for cause in self.causes)
+            about = ("state", "evidence, or what separates it")
+            yield table_of_rows("causes", ("cause", *about), cells, left=about, wrapped=about[1:])
+        if self.speeds:
+            values = (
+                (
+                    *(item.name, fmt.number(item.plain, 1), fmt.number(item.speculative, 1)),
+                    *(fmt.number(item.speedup, unit="x"), fmt.interval(item.predicted, "x")),
+                )
+                for item in self.speeds
+            )
+            yield table_of_rows("speed", ("", "plain", "speculative", "speedup", "predicted"), values)
+
+
+def next_step(answer: Diagnosis) -> str:
+    """Return what to do about an outcome."""
+    if answer.outcome == "differs":
+        return CAUSES[answer.causes[0].name][1]
+    more = "read the counters again after more requests; if they were many, profile more documents"
+    return more if answer.outcome == "too_few" else "alphaprof report says what this acceptance is worth"
+
+
+def require_as_predicted(answer: Diagnosis, undecided_fails: bool) -> None:
+    """Raise `OutsideTolerance` if the server differs, and `CheckUndecided` if rounds are too few and that is asked for."""
+    if answer.outcome == "differs":
+        raise OutsideTolerance(f"the server differs from the prediction: {answer.reason}", next_step(answer))
+    if answer.outcome == "too_few" and undecided_fails:
+        raise CheckUndecided(f"too few rounds to tell: {answer.reason}", next_step(answer))
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server counted, or what a run predicts of one. By independent unit [units], and depth [units, gamma]: `rounds`
+    that drafted something, those that `tested` the d-th draft, and that `accepted` the first d (NaN: not counted by depth).
+    Counters are one unit. None is what is not known.
+    """
+
+    about: str
+    rounds: Array
+    tested: Array
+    accepted: Array
+    kept: float  # accepted drafts
+    every: float | None = None  # rounds, those without a draft too
+    drafted: float | None = None  # tokens
+    requests: int | None = None
+    prompts: Array | None = None  # tokens of the prompts of a unit, on average, [units]
+    rule: str = ""
+    speedup: Interval | None = None
+    exact: bool = True  # rounds are facts, and not expectations
+    page: Page = field(default_factory=dict)
+
+    @property
+    def gamma(self) -> int:
+        """Drafts of a round, at most."""
+        return int(self.accepted.shape[1])
+
+    @property
+    def full(self) -> bool:
+        """Whether every round that drafts anything drafts gamma tokens."""
+        return self.drafted is not None and self.drafted >= FULL * self.gamma * self.rounds.sum()
+
+    def rows(self, chosen: Array) -> Served:
+        """Return some of its units."""
+        parts = {name: getattr(self, name)[chosen] for name in ("rounds", "tested", "accepted")}
+        return replace(self, **parts, kept=float(parts["accepted"].sum()), requests=None)
+
+    def estimates(self) -> Array:
+        """Return, for the share accepted at each depth and, last, the mean of accepted drafts, [4, gamma + 1]: the value,
+        its squared standard error over units, how many tests or rounds it is the mean of, and the variance of one of these.
+        """
+        tested, rounds = self.tested.sum(0), float(self.rounds.sum())
+        with np.errstate(invalid="ignore", divide="ignore"):
+            shares = np.minimum(self.accepted.sum(0) / tested, 1.0)
+        reached = np.cumprod(np.nan_to_num(shares))
+        by_depth = not np.isnan(shares[0])
+        # Products, since the last round of a text tests fewer drafts in a run than in an engine.
+        mean = float(reached.sum()) if by_depth else self.kept / rounds
+        spread = float(reached @ (2 * np.arange(1, self.gamma + 1) - 1)) - mean**2 if by_depth else np.nan
+        pairs = [*zip(self.accepted.T, self.tested.T, strict=True), (self.accepted.sum(1), self.rounds)]
+        squares = [float(np.square(influences(*pair)).sum()) if (pair[1] > 0).sum() > 1 else np.nan for pair in pairs]
+        return np.array([[*shares, mean], squares, [*tested, rounds], [*(shares * (1 - shares)), spread]])
+
+
+def diagnose(
+    side: RunDraft,
+    pages: Sequence[str] = (),
+    plain: Sequence[str] = (),
+    shares: Sequence[float] = (),
+    rounds: int | None = None,
+    gamma: int | None = None,
+    domain: str | None = None,
+    model: str | None = None,
+) -> Diagnosis:
+    """Hold what a run predicts of one draft against what a server counted: `pages` (an address or a page, which count since
+    the server started; two pages, whose difference counts; or a run that was imported of its requests), or `shares` of
+    `rounds` that accepted the first 1, 2, ... drafts. `plain`: pages without speculation; `gamma`: what was decided;
+    `model`: which one, if a page counts several. Raises `OptionInvalid`, `NotComparable`, and what unreadable pages do.
+    """
+    if bool(pages) == bool(shares):
+        raise OptionInvalid("name what a server counted, once", "give an address, pages, an imported run, or --acceptance")
+    imported = side_of(pages[0]) if len(pages) == 1 and Path(pages[0]).is_dir() else None
+    if imported is not None:
+        known = served_run(imported, None, None)
+    elif pages:
+        known = counted(pages, model, gamma)
+    else:
+        chain = float(rounds or ASSUMED) * np.array([[1.0, *shares]])
+        known = Served("--acceptance", chain[:, 0], chain[:, :-1], chain[:, 1:], float(chain[:, 1:].sum()))
+    decided = gamma or side.run.manifest.profile.decision.gamma
+    if known.gamma not in side.gammas:
+        asked = "" if decided in ("auto", known.gamma) else f" ({decided} were decided)"
+        problem = f"the server drafts {known.gamma} tokens a round{asked}; {side.label} was not replayed at this gamma"
+        raise NotComparable(problem, f"profile with gammas that include {known.gamma}; --reuse-continuations keeps the text")
+    run = served_run(side, known.gamma, domain)
+    found: dict[str, str] = {}
+    if decided not in ("auto", known.gamma):
+        found["gamma"] = f"the server drafts {known.gamma} tokens a round; {decided} were decided"
+    if shorter := run.full and bool(known.drafted) and not known.full:  # an adaptive schedule, or one by load
+        mean = fmt.number(float(known.drafted or 0) / float(known.rounds.sum()))
+        found["gamma"] = f"the server drafts {mean} tokens a round on average, the run {run.gamma}"
+    if imported is not None and known.rule != run.rule:
+        found["rule"] = f"the run predicts rule {run.rule}; the requests were served with {known.rule}"
+    if known.full and not run.full and run.every:
+        found["lookup"] = "every round drafts gamma tokens: those without a match are padded"
+        wider = run.rounds * (run.every / run.rounds.sum())
+        run = replace(run, rounds=wider, tested=np.hstack([wider[:, None], run.tested[:, 1:]]))
+    depths, lengths, sign, missed = compared(run, known)
+    shape, possible = shape_of(depths, sign, float(known.rounds.sum()))
+    if possible and imported is not None:
+        shape, possible = by_context(run, known) or (shape, possible)
+    likely, out, sure = compare_prompts(run, known)
+    if possible and pages and pages[0].startswith("http"):
+        more, less = ask_server(side, run.rule, pages[0])
+        found |= {name: text for name, text in more.items() if name in possible}
+        out |= {name: text for name, text in less.items() if name not in likely}  # clients may render prompts themselves
+    explained = shorter or any(name in possible for name in found)
+    kept = [name for name in possible if name not in out and not explained]
+    kept = [name for name in kept if name in likely] if sure and any(name in likely for name in kept) else kept
+    causes = [Cause(name, CAUSES[name][0], "found", text) for name, text in found.items()]
+    causes += [Cause(name, CAUSES[name][0], "possible", likely.get(name, CAUSES[name][1])) for name in kept]
+    causes += [Cause(name, CAUSES[name][0], "no", out[name]) for name in possible if name in out and name not in found]
+    told = not shares or rounds is not None
+    outcome: Outcome = "differs" if shape or found else "as_predicted" if told and missed <= VISIBLE else "too_few"
+    if outcome == "differs":
+        reason = shape or f"{next(iter(found.values()))}; at this gamma acceptance is as predicted"
+    else:
+        loss = f"a loss of {fmt.percent(missed)}" if missed < 1 else "not even the loss of all"
+        reason = f"{loss} of the accepted drafts would have shown"
+        reason += "".join(f"; but {text}" for text in [*likely.values()][:1])
+    if not told:
+        reason += f", if these are shares of {ASSUMED:,} rounds: give --rounds"
+    return Diagnosis(
+        run=side.label,
+        server=known.about,
+        rule=run.rule,
+        gamma=known.gamma,
+        documents=run.requests or 0,
+        rounds=round(known.rounds.sum()) if told else None,
+        requests=known.requests,
+        outcome=outcome,
+        reason=reason,
+        visible=missed,
+        predicted_length=lengths[0],
+        measured_length=lengths[1],
+        depths=depths,
+        causes=tuple(causes),
+        speeds=tuple(speeds_of(run.speedup, known.page, plain, model)) if plain else (),
+    )
+
+
+def shares_of(text: str) -> list[float]:
+    """Return shares of rounds by depth from text. Raises `OptionInvalid`."""
+    with contextlib.suppress(ValueError):
+        shares = [float(each) for each in text.split(",")]
+        if all(1 >= earlier >= later >= 0 for earlier, later in pairwise([1.0, *shares])):
+            return shares
+    hint = "give shares of rounds that accepted at least 1, 2, ... drafts: 0.6,0.4,0.2"
+    raise OptionInvalid(f"--acceptance {cut(text)} does not fall from 1 to 0", hint)
+
+
+def compared(run: Served, known: Served) -> tuple[tuple[Depth, ...], tuple[Interval, Interval], int, float]:
+    """Return both sides by depth (empty if one does not count by depth), the acceptance length of both, whether that differs
+    (-1, 0, 1), and the smallest loss that would have shown, as a share of accepted drafts.
+
+    Each depth and the length are tested at an equal part of `ERROR` (Bonferroni): t of the difference, with the variance of
+    one common rate times design effects, the variance over units in units of that of independent rounds. They are those of
+    the run, and of the server if it has requests enough; else the run's, grown if its requests are longer than documents.
+    """
+    (ours, squares, tests, spread), (theirs, others, trials, spreads) = run.estimates(), known.estimates()
+    spreads = np.where(np.isnan(spreads), spread, spreads)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        effect, seen = squares * tests / spread, others * trials / spreads
+        effect = np.where(np.isfinite(effect), effect, 1.0)
+        effect = np.maximum(effect, 1.0) if run.exact else effect
+        if len(known.rounds) < OWN:
+            usual = float(np.square(run.rounds).sum() / run.rounds.sum())  # rounds of the document of a typical round
+            longer = trials[-1] / known.requests / usual if known.requests else 1.0
+            seen = 1 + (effect - run.exact) * max(1.0, longer)  # of expectations, rounds vary beside them
+        seen = np.where(np.isfinite(seen), np.maximum(seen, 1.0), 1.0)
+        rate = (ours * tests + theirs * trials) / (tests + trials)
+        common = np.append((rate * (1 - rate))[:-1], (spread * tests + spreads * trials)[-1] / (tests + trials)[-1])
+        freedom = [small_sample(n[n > 0])[1] if (n > 0).sum() > 1 else 0.0 for n in (*run.tested.T, run.rounds)]
+        error = np.sqrt(common * (effect / tests + seen / trials))
+        number = max(1, int(np.isfinite(error).sum()))
+        far = np.array([quantile(1 - ERROR / 2 / number, each) for each in freedom]) * error + (1 / tests + 1 / trials) / 2
+        alone = np.array([quantile((1 + CONFIDENCE) / 2, each) for each in freedom])
+        ends = [
+            alone * np.sqrt(np.where(own > 0, own, common) * each / n)
+            for own, each, n in ((spread, effect, tests), (spreads, seen, trials))
+        ]
+    signs = np.where(np.abs(theirs - ours) > far, np.sign(theirs - ours), 0).astype(int)
+
+    def interval(values: Array, half: Array, place: int, most: float) -> Interval | None:
+        value, end = float(values[place]), float(half[place])
+        return Interval(value, max(0.0, value - end), min(most, value + end)) if math.isfinite(value) else None
+
+    products = [np.cumprod(np.nan_to_num(values[:-1])).tolist() for values in (ours, theirs)]
+    depths = tuple(
+        Depth(
+            depth=place + 1,
+            predicted=interval(ours, ends[0], place, 1.0),
+            measured=interval(theirs, ends[1], place, 1.0),
+            difference=Interval(*(float(theirs[place] - ours[place] + each * far[place]) for each in (0, -1, 1)))
+            if math.isfinite(theirs[place] - ours[place] + far[place])
+            else None,
+            sign=int(signs[place]),
+            marginal_predicted=products[0][place],
+            marginal_measured=products[1][place],
+        )
+        for place in range(0 if np.isnan(theirs[0]) else run.gamma)
+    )
+    means = (interval(ours, ends[0], -1, run.gamma), interval(theirs, ends[1], -1, run.gamma))
+    lengths = tuple(Interval(*(1 + end for end in vars(each).values())) for each in means if each is not None)
+    return depths, (lengths[0], lengths[1]), int(signs[-1]), float(far[-1] / ours[-1]) if ours[-1] > 0 else math.inf
+
+
+def shape_of(depths: Sequence[Depth], sign: int, rounds: float) -> tuple[str, tuple[str, ...]]:
+    """Return what differs, in words, and the causes that have this shape; `sign`: of the acceptance length; `rounds`: of
+    the server.
+    """
+    low = [item for item in depths if item.sign < 0]
+    for item in low:  # not one accepted, where even a quarter of the rate would have shown
+        reached = rounds * (depths[item.depth - 2].marginal_measured if item.depth > 1 else 1.0)
+        if item.predicted and not item.marginal_measured and (1 - item.predicted.value / 4) ** reached < ERROR / 10:
+            return f"no draft is accepted at depth {item.depth}", ("draft", "feedback") if item.depth == 1 else ("window",)
+    if low and low[0].depth > 1:
+        shape = f"first drafts are accepted as predicted, fewer from depth {low[0].depth} on"
+        return shape, ("feedback", "draft", "window")
+    if low:
+        rates = map(fmt.share, (low[0].marginal_measured, low[0].marginal_predicted))
+        first = "fewer first drafts are accepted: {}, predicted {}".format(*rates)
+        return f"{first}; later ones {'too' if low[1:] else 'as predicted'}", (*FIRST, "feedback") if low[1:] else FIRST
+    if sign < 0:
+        return "fewer drafts are accepted, and no depth stands out", (*FIRST, "feedback")
+    return ("more drafts are accepted than predicted", FIRST) if sign or any(item.sign for item in depths) else ("", ())
+
+
+def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
+    """Return the rounds of a run at one gamma (None: those of an imported run), on one domain, or on the whole traffic by
+    the weights of its decision. Raises `OptionInvalid` and `NotComparable`.
+    """
+    run, imported = side.run, side.run.manifest.imported
+    if gamma is None and imported is None:
+        raise OptionInvalid(f"{run.path} was not imported from an engine", "give an address, a page or an imported run")
+    gamma = gamma or run.gammas[0]
+    inputs = answered_p_min(ReportInputs.of(run, run.manifest.profile.deciding(side.draft, None, gamma)))
+    drafts = list(draft_pools(inputs, inputs.deciding, [side.draft]))
+    evidence = evidence_of(inputs, drafts)
+    pools, given = evidence.candidates[side.draft], inputs.question.weights if domain is None else {domain: 1.0}
+    weights = given or dict(evidence.observed)
+    reason = "" if domain in pools else why_undecidable(weights, evidence, pools)
+    if imported is not None and imported.drafting != CHAIN:
+        reason = f"it was served with {imported.drafting} drafting"
+    chosen = [(pools[name], share) for name, share in weights.items() if share > 0] if not reason else []
+    if not sum(pool[f"drafted_depths_{gamma}"].sum() for pool, _ in chosen):
+        hint = "name a draft and a domain with rounds of draft chains (alphaprof report lists them)"
+        raise NotComparable(f"{side.label} has no rounds to compare: {reason or 'it drafts nothing there'}", hint)
+    tokens = [float(pool["tokens"].sum()) for pool, _ in chosen]
+    scales = [share * sum(tokens) / own if given else 1.0 for (_, share), own in zip(chosen, tokens, strict=True)]
+    units = np.concatenate([pool.cluster for pool, _ in chosen])
+
+    def whole(name: str) -> Array:
+        parts = [scale * np.atleast_2d(pool[name].T) for scale, (pool, _) in zip(scales, chosen, strict=True)]
+        return np.stack(by_cluster(units, *np.concatenate(parts, axis=1)), axis=-1)
+
+    drafted, tested, accepted = (whole(f"{name}_depths_{gamma}") for name in ("drafted", "tested", "accepted"))
+    if (drafted[:, -1] < drafted[:, 0]).any():  # counters do not tell which drafts were missing
+        tested = np.hstack([drafted[:, :1], accepted[:, :-1]])
+    prompts = np.concatenate([pool["prompt_tokens"] for pool, _ in chosen])
+    total, number = by_cluster(units, prompts, np.ones(len(prompts)))
+    times = inputs.costs.times(inputs.question.concurrency).get(side.draft) if inputs.costs else None
+    mix = Mix.of(weights) if given else Mix(tuple(weights), None, inputs.strata)
+    faster = mix.speedup([pool.counts(gamma) for pool, _ in chosen], times) if times and times.covers(gamma) else None
+    return Served(
+        about=f"{run.path} ({imported.engine if imported else 'profiled'})",
+        rounds=drafted[:, 0],
+        tested=tested,
+        accepted=np.minimum(accepted, tested),
+        kept=float(accepted.sum()),
+        every=float(whole(f"rounds_{gamma}").sum()),
+        drafted=float(drafted.sum()),
+        requests=len(prompts),
+        prompts=total / number,
+        rule=" and ".join(inputs.decisive),
+        speedup=speedup_interval(faster, CONFIDENCE),
+        exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in drafts),
+    )
+
+
+def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Served:
+    """Return what an address or a page has counted since the server started, or two pages since the first. Raises
+    `DataUnreadable`, `DataEmpty`, `ColumnMissing`, and `OptionInvalid` for a model that is not there, or not named.
+    """
+    page, where = read(pages), cut(pages[-1])
+    speculates = {"rounds", "emitted"}
+    rises = defaultdict[str, float](float)
+    for (_, name, labels), value in page.items():
+        rises[dict(labels).get("model_name", "")] += value if name in speculates else 0
+    busy = [name for name, rise in rises.items() if rise > 0 and model in (None, name)]
+    if not any(name in speculates for _, name, _ in page):
+        problem = f"{where} counts no speculative decoding: {sorted({ENGINES[each] for each, *_ in page})[0]} has it off"
+        hint = "start the server with speculation; of an SGLang without spec_verify_calls_total, import logged requests"
+        raise ColumnMissing(problem, f"{hint}, or give --acceptance")
+    if len(busy) > 1 or (model is not None and model not in rises):
+        raise OptionInvalid(f"{where} counts the models {', '.join(sorted(rises))}", "name one of them: --model NAME")
+    if not busy:
+        raise DataEmpty(f"{where}: no round was counted", "send requests first; a second page has to be the later one")
+    mine = {key: value for key, value in page.items() if dict(key[2]).get("model_name", "") == busy[0]}
+    sums = defaultdict[str, float](float)
+    for (_, name, labels), value in mine.items():
+        sums[f"position {dict(labels)['position']}" if name == "position" else name] += value
+    # vLLM's engine V0 counts no rounds, each of which emits one token more than it accepts, and SGLang no accepted drafts.
+    rounds = sums["rounds"] if "rounds" in sums else sums["emitted"] - sums["accepted"]
+    kept = sums["accepted"] if "accepted" in sums else sums["written"] - sums["requests"] - rounds
+    known = sum(name.startswith("position ") for name in sums)
+    length = max(known, math.ceil(sums["drafted"] / max(rounds, 1.0) - 1e-9)) or max(
+        (int(value) for (_, name, _), value in mine.items() if name == "steps"), default=gamma or 0
+    )
+    chain = np.array([[rounds, *(sums[f"position {place}"] for place in range(length))]], dtype=np.float64)
+    if (
+        any(later > earlier * 1.01 for earlier, later in pairwise(chain[0]))
+        or not 0 <= kept <= length * rounds * 1.01
+        or rounds <= 0
+    ):
+        problem = f"{where}: {rounds:.0f} rounds accepted {kept:.0f} drafts, by position {chain[0, 1:].tolist()[:8]}"
+        raise DataUnreadable(f"{problem}: these contradict each other", "name gamma with --gamma, or save the page again")
+    accepted = chain[:, 1:] if known else np.full((1, length), np.nan)
+    requests = int(sums["requests"]) or None
+    return Served(
+        about=f"{ENGINES[next(iter(mine))[0]]}, {where}",
+        rounds=chain[:, 0],
+        tested=np.hstack([chain[:, :1], accepted[:, :-1]]),
+        accepted=accepted,
+        kept=float(kept),
+        drafted=float(sums["drafted"]) or None,
+        requests=requests,
+        prompts=np.array([sums["prompt"] / requests]) if requests and "prompt" in sums else None,
+        page=mine,
+    )
+
+
+def read(places: Sequence[str]) -> Page:
+    """Return the counters of one page, or how far they rose to the second of two; what fell was reset, and counts from 0, as
+    what the first lacks does. Raises `DataUnreadable`, `ColumnMissing` and `EngineFailed`.
+    """
+    if len(places) > 2:
+        raise OptionInvalid(f"expected an address, or 1 or 2 pages, got {len(places)}", "give those before and after")
+    pages = []
+    for place in places:
+        content = fetched(place, "/metrics") if place.startswith("http") else saved_page(Path(place))
+        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        if content.lstrip()[:1] in (b"{", b"["):
+            hint = "import it first (alphaprof import vllm REQUESTS.jsonl --rule strict --out RUN), and give that RUN"
+            raise DataUnreadable(f"{cut(place)} holds JSON, not a metrics page", hint)
+        found: Page = {}
+        for sample in samples_of(content, cut(place)):
+            if (named := SERIES.match(sample.name)) and (name := NAMES.get(named[2])):
+                found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
+        if not found:
+            raise ColumnMissing(f"{cut(place)} has no counter of vLLM, SGLang or llama.cpp", f"save its page: {SAVE}")
+        pages.append(found)
+    first, second = pages if len(pages) > 1 else ({}, pages[0])
+
+    def source(labels: Labels) -> Labels:
+        return tuple(label for label in labels if label[0] not in ("position", "le"))
+
+    fell = {key for key, value in first.items() if second.get(key, value) < value}
+    fell |= {key for key, value in first.items() if key[1].endswith(" created") and second.get(key) != value}
+    reset = {source(labels) for _, _, labels in fell}
+    kept = {key: 0.0 if key[1] == "steps" or source(key[2]) in reset else value for key, value in first.items()}
+    return {key: value - kept.get(key, 0.0) for key, value in second.items() if not key[1].endswith(" created")}
+
+
+def by_context(run: Served, known: Served) -> tuple[str, tuple[str, ...]] | None:
+    """Return shape and causes of a difference that only requests with longer prompts have; None if they do not. Each half
+    stands beside documents with such prompts, or all if the run has none.
+    """
+    ours, theirs = (np.zeros(len(each.rounds)) if each.prompts is None else each.prompts for each in (run, known))
+    middle, signs = float(np.median(theirs)), []
+    for longer in (False, True):
+        rows, half = (np.flatnonzero((prompts > middle) == longer) for prompts in (ours, theirs))
+        if not known.rounds[half].sum():
+            return None
+        signs.append(compared(run.rows(rows) if run.rounds[rows].sum() else run, known.rows(half))[2])
+    shape = f"fewer drafts are accepted, but only after prompts of more than {middle:.0f} tokens"
+    return (shape, ("context", "traffic", "window")) if signs == [0, -1] else None
+
+
+def compare_prompts(run: Served, known: Served) -> tuple[dict[str, str], dict[str, str], bool]:
+    """Return the causes for which the lengths of prompts speak, and those that they rule out, with evidence, and whether the
+    former are sure: requests that are the run's own prompts, each as often, tell to the token.
+    """
+    if run.prompts is None or known.prompts is None or not run.requests or not known.requests:
+        return {}, {}, False
+    own, theirs = float(run.prompts.mean()), float(known.prompts.mean())
+    text = f"prompts have {theirs:.2f} tokens on average, the run's {own:.2f}"
+    noise = float(run.prompts.std()) * math.sqrt(1 / len(run.prompts) + 1 / known.requests)
+    whole = known.requests % run.requests == 0 and run.requests == len(run.prompts)
+    whole &= len(known.prompts) == 1 or math.isclose(run.prompts.std(), known.prompts.std())
+    if whole and abs(theirs - own) < EXACT:
+        return {}, dict.fromkeys(("template", "thinking", "traffic", "context"), text), False
+    if whole and abs(theirs - own - round(theirs - own)) < EXACT:
+        return dict.fromkeys(("template", "thinking"), f"{text}: each {theirs - own:+.0f}"), {}, True
+    differs = abs(theirs - own) > 4 * noise
+    return dict.fromkeys(("template", "thinking", "traffic", "context"), text) if differs else {}, {}, False
+
+
+def ask_server(side: RunDraft, rule: str, url: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the causes that a running server shows and those that it rules out, with evidence: how it renders prompts of
+    the run, and, if it runs here, its arguments and files. What it does not answer is left open.
+    """
+    found: dict[str, str] = {}
+    out: dict[str, str] = {}
+    profile = side.run.manifest.profile
+    with contextlib.suppress(AlphaprofError, BadRow, LeftOut, LookupError, TypeError, StopIteration):
+        found["template"] = rendered_otherwise(side.run, url)
+        if not found["template"]:
+            del found["template"]
+            out["template"] = "the server renders the run's first prompts (with chat_options) to the same tokens"
+    options = arguments_of(url)
+    with contextlib.suppress(ValueError, OSError):
+        speculative = json.loads(options.get("speculative-config", "{}"))
+        methods = [speculative.get(f"{name}_sample_method") for name in ("draft", "rejection")]
+        drawn = "block" if methods[1] == "block" else "lossless" if methods[0] == "probabilistic" else "one_hot"
+        if speculative and rule not in ("strict", drawn):
+            found["rule"] = f"the run predicts rule {rule}; the server decodes by {drawn}"
+        named, served = profile.drafts.get(side.draft), speculative.get("model")
+        pairs = [(served, named.own_model.model)] if named is not None and named.own_model and served else []
+        pairs += [(options["model"], profile.target.model)] if "model" in options else []
+        here = [pair for pair in pairs if all(map(os.path.exists, pair))]
+        same = [digests_of(one) == digests_of(other) for one, other in here]
+        if False in same:
+            one, other = here[same.index(False)]
+            found["draft"] = f"{cut(one)} holds other weights or another config.json than {cut(other)}"
+        elif len(same) == 2:
+            out["draft"] = "target and draft have the files that were profiled"
+        if (cache := options.get("kv-cache-dtype", "auto")) != "auto":
+            found["feedback"] = f"the server keeps KV in {cache}"
+    return found, out
+
+
+def rendered_otherwise(run: Run, url: str) -> str:
+    """Return where a server's rendering of the run's first prompts differs from theirs; empty if nowhere. Raises the errors
+    of data and server, and `LookupError` if no prompt is rendered.
+    """
+    from alphaprof.profiling.texts.chat import set_variables, turns_of, without_answer
+    from alphaprof.profiling.texts.rows import rows
+
+    model = answer_of(url, "/v1/models")["data"][0]["id"]
+    texts = run.continuations(0, ["source", "source_row", "prompt_ids"]).slice(0, PROMPTS).to_pylist()
+    texts = [text for text in texts if run.manifest.profile.data[text["source"]].prompt_ids is None]
+    for text in texts or [{}]:
+        source, mine = run.manifest.profile.data[text["source"]], text["prompt_ids"]
+        names = {root for name in source.columns for root in (name, name.partition(".")[0])}
+        row = next(each for number, _, each in rows(source, sorted(names)) if number == text["source_row"])
+        if isinstance(row, BadRow):
+            raise row
+        asked: dict[str, Any] = {"model": model}
+        if source.messages is not None:
+            asked |= {"messages": without_answer(turns_of(cell(row, source.messages)))[0]}
+            asked |= {"tools": tools} if (tools := cell_if_any(row, source.tools)) else {}
+        elif source.chat:
+            system = [{"role": "system", "content": source.system}] if source.system is not None else []
+            asked |= {"messages": [*system, {"role": "user", "content": render(str(source.prompt), row)}]}
+        else:
+            asked |= {"prompt": render(str(source.prompt), row)}
+        if variables := set_variables(source.chat_options):
+            asked |= {"chat_template_kwargs": variables}
+        if (ids := answer_of(url, "/tokenize", asked)["tokens"]) != mine:
+            at = next((place for place, (one, two) in enumerate(zip(ids, mine, strict=False)) if one != two), len(mine))
+            spans = [{"model": model, "tokens": each[at : at + 8]} for each in (ids, mine)]
+            here = [shown(answer_of(url, "/detokenize", each)["prompt"]) for each in spans]
+            return f"from token {at} of a prompt on the server writes {here[0]}, the run {here[1]}"
+    return ""
+
+
+def arguments_of(url: str) -> dict[str, str]:
+    """Return the options of the vLLM that runs on this machine at the port of an address; empty if none is found."""
+    place = urlsplit(url)
+    for path in Path("/proc").glob("[0-9]*/cmdline") if place.hostname in ("127.0.0.1", "localhost", "::1") else ():
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            words = path.read_bytes().decode().rstrip("\0").replace("\0serve\0", "\0--model\0").split("\0")
+            joined = re.sub(r"\0(?!--)", "=", "\0".join(words)).split("\0")
+            options = {name: value for name, _, value in (each[2:].partition("=") for each in joined)}
+            if any("vllm" in word for word in words[:4]) and options.get("port", "8000") == str(place.port):
+                return options
+    return {}
+
+
+def digests_of(place: str) -> list[str]:
+    """Return the SHA-256 of the weights and config.json of a folder, or of a file, whose names and order do not matter."""
+    from alphaprof.profiling.models.hashes import sha256_of
+
+    paths = [path for path in Path(place).glob("*") if path.suffix in (".safetensors", ".bin", ".gguf")]
+    return sorted(sha256_of([*paths, Path(place, "config.json")] if os.path.isdir(place) else [Path(place)]))
+
+
+def speeds_of(predicted: Interval | None, page: Page, plain: Sequence[str], model: str | None) -> Iterator[Speed]:
+    """Yield the times that users of a server feel, without and with speculation. Raises what unreadable pages do."""
+    sides: list[dict[str, float | None]] = []
+    for each in (read(plain), page):
+        sums = defaultdict[str, float](float)
+        for (_, name, labels), value in each.items():
+            if dict(labels).get("model_name", model) == model or model is None:
+                sums[f"{name} {dict(labels).get('le', '')}".strip()] += value
+        decoded = sums["written"] - (sums["first_count"] or sums["requests"])  # tokens after the first ones
+        times: dict[str, float | None] = {"ms between tokens": 1e3 * sums["gap_sum"] / decoded if decoded > 0 else None}
+        for about, name in (("ms between outputs", "gap"), ("ms to the first token", "first")):
+            bounds = sorted((float(key.split()[1]), n) for key, n in sums.items() if key.startswith(f"{name}_bucket "))
+            times |= {f"{about}, p{100 * share:.0f}": bucket_quantile(bounds, share) for share in (0.5, 0.99)}
+        sides.append(times)
+    tokens = [1e3 / times["ms between tokens"] if times["ms between tokens"] else None for times in sides]
+    ratio = tokens[1] / tokens[0] if tokens[0] and tokens[1] else None
+    yield Speed("tokens/s of a request", tokens[0], tokens[1], ratio, predicted)
+    for name, before in sides[0].items():
+        after = sides[1][name]
+        yield Speed(name, before, after, before / after if before and after else None, None)
+
+
+def bucket_quantile(bounds: Sequence[tuple[float, float]], share: float) -> float | None:
+    """Return a quantile in ms of cumulative counts up to bounds in s, evenly spread inside a bucket; None: not known."""
+    low = below = 0.0
+    for high, count in bounds:
+        if count and count >= share * bounds[-1][1] and math.isfinite(high):
+            return 1e3 * (low + (high - low) * (share * bounds[-1][1] - below) / (count - below))
+        low, below = high, count
+    return None

@@ -1,0 +1,506 @@
+"""Does a server do as predicted, and if not, why: against counts whose rates are known, and pages as engines write them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from alphaprof.commands import diagnose as module
+from alphaprof.commands.diagnose import (
+    ERROR,
+    Diagnosis,
+    Served,
+    ask_server,
+    bucket_quantile,
+    compared,
+    diagnose,
+    digests_of,
+    rendered_otherwise,
+    served_run,
+    shape_of,
+)
+from alphaprof.errors import AlphaprofError
+from alphaprof.run.reader import Run, RunDraft
+from tests.commands.test_import import as_requests, counted, failure, imported, invoke, response
+from tests.commands.test_import_prometheus import page
+from tests.loops import each
+from tests.synthetic import Domain, Recipe, write_run
+
+RECIPE = Recipe(
+    domains={"code": Domain(documents=60, alpha=0.8, shortest=60, longest=120)},
+    gammas=(2, 3, 7),
+    lookups=("ngram",),
+    seed=1,
+)
+# Shares of rounds by depth that people published of live servers: a wrong KV scale, as it was and as it should be; a block
+# drafter whose window was run as full attention.
+SCALE, RIGHT_SCALE, WINDOW = (0.71, 0.42, 0.21, 0.10), (0.86, 0.71, 0.55, 0.42), (0.60, 0.39, 0.22, 0.11, 0.06, 0.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def side(tmp_path_factory: pytest.TempPathFactory) -> RunDraft:
+    return RunDraft(write_run(tmp_path_factory.mktemp("diagnose") / "run", RECIPE), "small")
+
+
+def chain(shares: Sequence[float], rounds: float = 20000, units: int = 1, **more: Any) -> Served:
+    """What was counted if these shares are accepted at each depth, of the drafts that are reached."""
+    counts = np.tile(rounds / units * np.cumprod([1.0, *shares]), (units, 1))
+    return Served("server", counts[:, 0], counts[:, :-1], counts[:, 1:], float(counts[:, 1:].sum()), **more)
+
+
+def as_page(shares: Sequence[float], rounds: int = 20000, **labels: Any) -> str:
+    """A page of vLLM after rounds that accept these shares at each depth."""
+    counts = np.rint(rounds * np.cumprod([1.0, *shares])).astype(int)
+    exactly = [*(counts[:-1] - counts[1:]), counts[-1]]
+    lots = [(len(shares), kept) for kept, count in enumerate(exactly) for _ in range(count)]
+    return page({"0": lots}, gamma=len(shares), **labels)
+
+
+def shares_of(side: RunDraft, gamma: int) -> list[float]:
+    return [float(share) for share in served_run(side, gamma, None).estimates()[0][:-1]]
+
+
+def of(answer: Diagnosis, state: str = "possible") -> set[str]:
+    return {cause.name for cause in answer.causes if cause.state == state}
+
+
+def test_shares_are_those_of_the_log(side: RunDraft) -> None:
+    """Counted from rounds that are walked one by one; those that end with the text test fewer drafts."""
+    rounds = [row["metrics"]["speculative_decoding"]["acceptance_histogram"] for row in as_requests(side.run, "small", 3)]
+    histogram = np.array(rounds).sum(0)
+    run = served_run(side, 3, None)
+    assert run.rounds.sum() == histogram.sum()
+    assert run.accepted.sum(0).tolist() == [histogram[depth:].sum() for depth in (1, 2, 3)]
+    tested = run.tested.sum(0)
+    assert tested[0] == histogram.sum()
+    ended = [histogram[depth:].sum() - tested[depth] for depth in (1, 2)]
+    assert all(0 < lost <= 60 for lost in ended)  # at most the last round of each document
+
+
+def test_independent_rounds_are_compared_as_two_shares_are() -> None:
+    """Documents of one round, so that nothing is correlated: the pooled variance of two binomials, by scipy."""
+    rng = np.random.default_rng(0)
+    ones, rounds = rng.random(400) < 0.6, np.ones(400)
+    run = Served("run", rounds, rounds[:, None], ones[:, None].astype(float), float(ones.sum()))
+    known = chain([0.5], 1000)
+    ((depth,), _, _, _), ours = compared(run, known), ones.mean()
+    common = (400 * ours + 500) / 1400
+    effect = max(1.0, 400 / 399)  # of a sample's variance
+    error = math.sqrt(common * (1 - common) * effect * (1 / 400 + 1 / 1000))
+    far = stats.t.ppf(1 - ERROR / 4, 399) * error + (1 / 400 + 1 / 1000) / 2
+    assert depth.difference is not None
+    assert depth.difference.value == pytest.approx(0.5 - ours)
+    assert depth.difference.high - depth.difference.value == pytest.approx(far, rel=1e-6)
+
+
+def test_rounds_of_one_request_are_not_independent() -> None:
+    """A run whose documents accept all or nothing learns as little from 100 rounds of a request as from one."""
+    always = np.arange(60) % 2 == 0
+    rounds = np.full(60, 100.0)
+    run = Served("run", rounds, rounds[:, None], (rounds * always)[:, None], float((rounds * always).sum()))
+    known = chain([0.6], 2000)  # 20 requests
+    (depth,), _, sign, missed = compared(run, known)
+    assert (depth.sign, sign) == (0, 0)
+    assert missed > 0.5
+    (longer,), *_ = compared(run, chain([0.6], 2000, requests=5))
+    assert longer.difference is not None
+    assert depth.difference is not None
+    assert longer.difference.high > 1.3 * depth.difference.high
+
+
+def test_requests_that_differ_more_than_documents_widen_what_they_say() -> None:
+    """18 of 30 requests accept everything and the others nothing; the run's documents are all alike."""
+    run, rounds = chain([0.75], 6000, units=60), np.full(30, 50.0)
+    kept = rounds * (np.arange(30) < 18)
+    (by_request,), *_ = compared(run, Served("requests", rounds, rounds[:, None], kept[:, None], float(kept.sum())))
+    (together,), *_ = compared(run, chain([0.6], 1500))
+    assert (by_request.sign, together.sign) == (0, -1)
+
+
+def test_of_servers_that_do_as_predicted_one_in_a_hundred_is_said_to_differ(side: RunDraft) -> None:
+    """Their requests are documents of the run, drawn anew. docs/research/log.md has 2,000 of each kind."""
+    run, rng, wrong = served_run(side, 3, None), np.random.default_rng(0), 0
+    for _ in range(300):
+        rows = rng.integers(60, size=40)
+        sums = [getattr(run, name)[rows].sum(0, keepdims=True) for name in ("rounds", "tested", "accepted")]
+        depths, _, sign, _ = compared(run, Served("drawn", *sums, float(sums[2].sum()), requests=40))
+        wrong += bool(shape_of(depths, sign, 2000)[0])
+    assert wrong <= 7  # of 300 at 1%: more in one of 100 cases
+
+
+@each(
+    ("change", "causes"),
+    [
+        ((1.0,) * 7, set()),
+        ((0.7, *(1.0,) * 6), {"template", "thinking", "draft", "traffic", "context", "rule"}),
+        ((0.8, *(0.8,) * 6), {"template", "thinking", "draft", "traffic", "context", "rule", "feedback"}),
+        ((1.0, 0.75, 0.65, 0.6, 0.5, 0.5, 0.5), {"feedback", "draft", "window"}),
+        ((1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0), {"window"}),
+        ((0.0,) * 7, {"draft", "feedback"}),
+        ((1.15, *(1.0,) * 6), {"template", "thinking", "draft", "traffic", "context", "rule"}),
+    ],
+)
+def test_each_shape_has_its_causes(change: Sequence[float], causes: set[str], side: RunDraft, tmp_path: Path) -> None:
+    shares = [min(1.0, share * factor) for share, factor in zip(shares_of(side, 7), change, strict=True)]
+    (tmp_path / "page.txt").write_text(as_page(shares))
+    answer = diagnose(side, [str(tmp_path / "page.txt")])
+    assert answer.outcome == ("differs" if causes else "as_predicted"), answer.reason
+    assert of(answer) == causes
+
+
+@each(
+    ("right", "live", "causes"),
+    [(RIGHT_SCALE, SCALE, {"feedback"}), ((0.86, 0.72, 0.6, 0.5, 0.42, 0.35, 0.3), WINDOW, {"window"})],
+)
+def test_the_shapes_that_people_published_have_their_causes(
+    right: Sequence[float], live: Sequence[float], causes: set[str]
+) -> None:
+    """A run of 80 documents that predicts what is right."""
+    steps = [after / before for before, after in zip((1.0, *right), right, strict=False)]
+    known = [after / before if before else 0.0 for before, after in zip((1.0, *live), live, strict=False)]
+    depths, _, sign, _ = compared(chain(steps, 8000, units=80), chain(known, 1000))
+    found = {*shape_of(depths, sign, 1000)[1]}
+    assert causes <= found
+    assert ("window" in found) == (causes == {"window"})
+
+
+def test_shares_without_rounds_are_never_as_predicted(side: RunDraft) -> None:
+    marginal = np.cumprod(shares_of(side, 3)).tolist()
+    assert diagnose(side, shares=marginal, rounds=20000).outcome == "as_predicted"
+    answer = diagnose(side, shares=marginal)
+    assert (answer.outcome, answer.rounds) == ("too_few", None)
+    assert "give --rounds" in answer.reason
+    assert diagnose(side, shares=[0.3, 0.1, 0.05]).outcome == "differs"
+
+
+def test_a_few_rounds_are_too_few_to_tell(side: RunDraft, tmp_path: Path) -> None:
+    (tmp_path / "page.txt").write_text(as_page(shares_of(side, 3), 60))
+    answer = diagnose(side, [str(tmp_path / "page.txt")])
+    assert answer.outcome == "too_few"
+    assert answer.visible > 0.25
+    found = invoke("diagnose", side.label, tmp_path / "page.txt", "--undecided", "fail")
+    assert failure(found)[0] == 11
+
+
+def test_another_number_of_drafts_is_found_and_the_rest_is_as_predicted(side: RunDraft, tmp_path: Path) -> None:
+    (tmp_path / "page.txt").write_text(as_page(shares_of(side, 2)))
+    answer = diagnose(side, [str(tmp_path / "page.txt")], gamma=3)
+    assert (answer.outcome, of(answer, "found"), of(answer)) == ("differs", {"gamma"}, set())
+    assert "drafts 2 tokens a round; 3 were decided" in answer.reason
+    assert all(depth.sign == 0 for depth in answer.depths)
+
+
+def test_a_server_that_drafts_less_under_load_is_found(side: RunDraft, tmp_path: Path) -> None:
+    """Half of its rounds have two drafts of three."""
+    half = [
+        (drafted, min(kept, drafted))
+        for drafted in (2, 3)
+        for kept, count in enumerate((231, 154, 115, 500))
+        for _ in range(count)
+    ]
+    (tmp_path / "page.txt").write_text(page({"0": half * 10}))
+    answer = diagnose(side, [str(tmp_path / "page.txt")])
+    assert (answer.outcome, of(answer, "found"), of(answer)) == ("differs", {"gamma"}, set())
+    assert "2.50 tokens a round on average, the run 3" in answer.causes[0].evidence
+
+
+def test_padded_rounds_of_prompt_lookup_lower_the_rate_alone(side: RunDraft, tmp_path: Path) -> None:
+    lookup = RunDraft(side.run, "ngram")
+    run = served_run(lookup, 3, None)
+    assert run.every is not None
+    padded = [run.every, *run.accepted.sum(0)]
+    (tmp_path / "page.txt").write_text(as_page([after / before for before, after in pairwise(padded)], round(padded[0])))
+    answer = diagnose(lookup, [str(tmp_path / "page.txt")])
+    assert of(answer, "found") == {"lookup"}
+    assert all(depth.sign == 0 for depth in answer.depths)
+
+
+def test_requests_that_were_imported_bring_their_own_variation_and_rule(side: RunDraft, tmp_path: Path) -> None:
+    rows = as_requests(side.run, "small", 3)
+    served = imported(tmp_path, rows)
+    answer = diagnose(side, [str(served.path)])
+    assert (answer.outcome, answer.requests) == ("as_predicted", 60)
+    other = imported(tmp_path, rows, "--rule", "one_hot", "--temperature", "0.7", name="sampled")
+    assert of(diagnose(side, [str(other.path)]), "found") == {"rule"}
+
+
+def test_what_only_long_prompts_lose_is_a_matter_of_context(side: RunDraft, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(120):
+        long, right = number % 2 == 1, shares_of(side, 3)
+        kept = [0] * 40
+        for place in range(40):
+            while kept[place] < 3 and rng.random() < right[kept[place]] * (0.6 if long else 1.0):
+                kept[place] += 1
+        row = response(number, **counted(kept, [3] * 40, 3))
+        rows.append(row | {"usage": {"prompt_tokens": 900 if long else 20, "completion_tokens": 41 + sum(kept)}})
+    answer = diagnose(side, [str(imported(tmp_path, rows).path)])
+    assert answer.outcome == "differs"
+    assert of(answer) == {"context", "traffic", "window"}
+    assert "prompts of more than" in answer.reason
+
+
+PROMPTS = "vllm:request_prompt_tokens_{}{{{}}} {}\n"
+
+
+def with_prompts(text: str, requests: int, tokens: float) -> str:
+    labels = 'engine="0",model_name="served/target"'
+    return text + PROMPTS.format("count", labels, requests) + PROMPTS.format("sum", labels, tokens)
+
+
+def test_prompts_of_the_same_length_rule_out_what_changes_them(side: RunDraft, tmp_path: Path) -> None:
+    """The run's prompts, sent twice each, or with three more tokens each."""
+    run = served_run(side, 3, None)
+    assert run.prompts is not None
+    total = 2 * float(run.prompts.sum())
+    low = as_page([0.7 * share for share in shares_of(side, 3)])
+    path = tmp_path / "page.txt"
+    path.write_text(with_prompts(low, 120, total))
+    answer = diagnose(side, [str(path)])
+    assert of(answer, "no") == {"template", "thinking", "traffic", "context"}
+    assert of(answer) == {"draft", "rule", "feedback"}
+    path.write_text(with_prompts(low, 120, total + 3 * 120))
+    assert of(diagnose(side, [str(path)])) == {"template", "thinking"}
+    path.write_text(with_prompts(low, 121, 10 * total))
+    answer = diagnose(side, [str(path)])  # nothing is ruled out, but these come with evidence
+    assert of(answer) == {"traffic", "context", "template", "thinking", "draft", "rule", "feedback"}
+    assert [cause.name for cause in answer.causes if "prompts have" in cause.evidence] == [
+        "template",
+        "thinking",
+        "traffic",
+        "context",
+    ]
+    path.write_text(with_prompts(as_page(shares_of(side, 3)), 121, 10 * total))
+    answer = diagnose(side, [str(path)])
+    assert (answer.outcome, of(answer)) == ("as_predicted", set())
+    assert "but prompts have" in answer.reason
+
+
+def lines(engine: str, labels: str = "", **counts: float) -> str:
+    return "".join(f"{engine}{name}{labels} {value}\n" for name, value in counts.items())
+
+
+def test_pages_of_other_engines_and_versions_are_read(side: RunDraft, tmp_path: Path) -> None:
+    """llama.cpp, vLLM under Ray, vLLM's V0 (no rounds, no positions), SGLang (verifications), and a compressed page."""
+    counts = [20000.0, *(20000.0 * np.cumprod(shares_of(side, 3))).round().tolist()]
+    kept, path = sum(counts[1:]), tmp_path / "page.txt"
+    drafts = {"num_drafts_total": counts[0], "num_draft_tokens_total": 3 * counts[0], "num_accepted_tokens_total": kept}
+    spec = {f"spec_decode_{name}": value for name, value in drafts.items()}
+    positions = "".join(
+        f'{{}}spec_decode_num_accepted_tokens_per_pos_total{{{{position="{place}"}}}} {count}\n'
+        for place, count in enumerate(counts[1:])
+    )
+    old = {"spec_decode_num_emitted_tokens_total": counts[0] + kept}
+    old |= {name: value for name, value in spec.items() if "num_drafts" not in name}
+    sglang = {"spec_verify_calls_total": counts[0], "spec_num_steps": 3, "num_requests_total": 300}
+    sglang["generation_tokens_total"] = counts[0] + kept + 300
+    for text, engine, depths in (
+        (lines("llamacpp:", **spec) + positions.format(*["llamacpp:"] * 3), "llama.cpp", 3),
+        (lines("ray_vllm_", **spec) + positions.format(*["ray_vllm_"] * 3), "vLLM", 3),
+        (lines("vllm:", '{model_name="a"}', **old), "vLLM", 0),
+        (lines("sglang:", '{model_name="a"}', **sglang), "SGLang", 0),
+    ):
+        path.write_text(text)
+        answer = diagnose(side, [str(path)])
+        assert (answer.server.partition(",")[0], answer.gamma, len(answer.depths)) == (engine, 3, depths)
+        assert answer.outcome == "as_predicted"
+        assert answer.measured_length.value == pytest.approx(1 + kept / counts[0], rel=1e-4)
+    path.write_bytes(gzip.compress(text.encode()))
+    assert diagnose(side, [str(path)]).outcome == "as_predicted"
+
+
+def test_engines_are_added_up_and_models_are_not(side: RunDraft, tmp_path: Path) -> None:
+    right, path = shares_of(side, 3), tmp_path / "page.txt"
+    both = as_page(right, 4000) + as_page([0.2, 0.1, 0.1], model="other")
+    path.write_text(both + as_page(right, 6000).replace('engine="0"', 'engine="1"'))
+    with pytest.raises(AlphaprofError, match="counts the models other, served/target") as caught:
+        diagnose(side, [str(path)])
+    assert "--model" in caught.value.hint
+    answer = diagnose(side, [str(path)], model="served/target")
+    assert (answer.rounds, answer.outcome) == (10000, "as_predicted")
+    assert diagnose(side, [str(path)], model="other").outcome == "differs"
+
+
+def test_counters_that_were_reset_or_came_late_count_from_zero(side: RunDraft, tmp_path: Path) -> None:
+    """Of two engines one restarted in between: one time with fewer rounds than before, one time with more."""
+    before, after = tmp_path / "before.txt", tmp_path / "after.txt"
+    wrong, right = [0.1, 0.1, 0.1], shares_of(side, 3)
+    late = as_page(right, 1000).replace('engine="0"', 'engine="1"')
+    for earlier in (30000, 2000):
+        before.write_text(as_page(wrong, earlier))
+        after.write_text(as_page(right, 19000, created=1.8e9) + late)
+        answer = diagnose(side, [str(before), str(after)])
+        assert (answer.rounds, answer.outcome) == (20000, "as_predicted")
+
+
+@each(
+    ("content", "exit_code", "words"),
+    [
+        ('{"metrics": {}}', 3, "holds JSON, not a metrics page.*alphaprof import vllm"),
+        ("vllm:generation_tokens_total 12\n", 3, "counts no speculative decoding: vLLM has it off.*with speculation"),
+        ("sglang:spec_accept_length 2.4\nsglang:generation_tokens_total 9\n", 3, "SGLang has it off.*--acceptance"),
+        ("python_gc_objects_collected_total 1\n", 3, "has no counter of vLLM, SGLang or llama.cpp.*curl"),
+        ("not a page\n", 3, "is not a metrics page"),
+        (page({"0": []}), 3, "no round was counted.*send requests first"),
+        (as_page([0.5] * 5, 100), 12, "drafts 5 tokens a round; .*was not replayed at this gamma.*--reuse-continuations"),
+        (page({"0": [(3, 1)] * 9}).replace('"1"} 0.0', '"1"} 11.0'), 3, "contradict each other"),
+    ],
+)
+def test_a_page_that_tells_nothing_says_what_to_do(
+    content: str, exit_code: int, words: str, side: RunDraft, tmp_path: Path
+) -> None:
+    (tmp_path / "page.txt").write_text(content)
+    code, text = failure(invoke("diagnose", side.label, tmp_path / "page.txt"))
+    assert code == exit_code
+    assert re.search(words, text), text
+
+
+@each(
+    ("arguments", "words"),
+    [
+        ((), "name what a server counted, once"),
+        (("page.txt", "--acceptance", "0.5,0.4,0.3"), "name what a server counted, once"),
+        (("--acceptance", "0.5,0.6,0.3"), "does not fall from 1 to 0"),
+        (("--acceptance", "high"), "does not fall from 1 to 0"),
+        (("--acceptance", "0.5,0.4,0.3", "--domain", "poems"), "has no rounds to compare"),
+        (("a", "b", "c"), "expected an address, or 1 or 2 pages, got 3"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: tuple[str, ...], words: str, side: RunDraft) -> None:
+    code, text = failure(invoke("diagnose", side.label, *arguments))
+    assert code in (2, 12)
+    assert words in text
+
+
+def test_a_run_that_no_engine_served_is_no_server(side: RunDraft, tmp_path: Path) -> None:
+    code, text = failure(invoke("diagnose", side.label, write_run(tmp_path / "run").path))
+    assert code == 2
+    assert "was not imported from an engine" in text
+
+
+def test_the_outcome_is_the_exit_code_in_every_format(side: RunDraft, tmp_path: Path) -> None:
+    (tmp_path / "right.txt").write_text(as_page(shares_of(side, 3)))
+    (tmp_path / "low.txt").write_text(as_page([0.6 * share for share in shares_of(side, 3)]))
+    for form, begins in (("terminal", "AS PREDICTED: a loss of"), ("md", ""), ("json", '{"format'), ("html", "<!")):
+        found = invoke("diagnose", side.label, tmp_path / "right.txt", "--format", form)
+        assert found.exit_code == 0, found.output
+        assert "".join(found.stdout.split()).startswith("".join(begins.split())), form
+    found = invoke("diagnose", side.label, tmp_path / "low.txt")
+    assert failure(found)[0] == 13
+    assert "DIFFERS: fewer first drafts are accepted" in found.stdout
+    assert "possible cause: " in found.stdout
+
+
+SPEEDS = """vllm:inter_token_latency_seconds_sum {gap}
+vllm:inter_token_latency_seconds_count 100
+vllm:inter_token_latency_seconds_bucket{{le="0.01"}} {fast}
+vllm:inter_token_latency_seconds_bucket{{le="0.1"}} 100
+vllm:inter_token_latency_seconds_bucket{{le="+Inf"}} 100
+vllm:time_to_first_token_seconds_count 10
+vllm:generation_tokens_total 110
+"""
+
+
+def test_speeds_of_both_pages_stand_beside_the_prediction(side: RunDraft, tmp_path: Path) -> None:
+    """100 tokens after the first ones of 10 requests: 5 s without speculation, 2 s with it."""
+    plain, spec = tmp_path / "plain.txt", tmp_path / "spec.txt"
+    plain.write_text(SPEEDS.format(gap=5.0, fast=20))
+    spec.write_text(as_page(shares_of(side, 3)).replace(',model_name="served/target"', "") + SPEEDS.format(gap=2.0, fast=80))
+    answer = diagnose(side, [str(spec)], [str(plain)])
+    speeds = {speed.name: speed for speed in answer.speeds}
+    tokens = speeds["tokens/s of a request"]
+    assert (tokens.plain, tokens.speculative, tokens.speedup) == (20.0, 50.0, 2.5)
+    assert tokens.predicted is not None
+    assert tokens.predicted.low < tokens.predicted.value < tokens.predicted.high
+    median = speeds["ms between outputs, p50"]
+    assert (median.plain, median.speculative) == (pytest.approx(10 + 90 * 30 / 80), pytest.approx(6.25))
+    assert speeds["ms to the first token, p99"].plain is None
+
+
+def test_a_quantile_beyond_the_last_bound_is_not_known() -> None:
+    assert bucket_quantile([(0.1, 50.0), (math.inf, 100.0)], 0.99) is None
+    assert bucket_quantile([(0.1, 50.0), (math.inf, 100.0)], 0.25) == pytest.approx(50.0)
+    assert bucket_quantile([], 0.5) is None
+
+
+def of_a_source(run: Run, source: dict[str, Any]) -> RunDraft:
+    from tests.synthetic import altered
+
+    config = run.manifest.config | {"data": [{"domain": "code", **source}]}
+    return RunDraft(altered(run, config=config), "small")
+
+
+def test_prompts_that_the_server_renders_otherwise_are_shown(
+    side: RunDraft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", RECIPE)
+    row = run.continuations(0, ["source_row", "prompt_ids"]).to_pylist()
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(60)))
+    asked: list[tuple[str, Any]] = []
+    more = [99]
+
+    def answer_of(_: str, path: str, content: Any = None) -> dict[str, Any]:
+        asked.append((path, content))
+        if path == "/v1/models":
+            return {"data": [{"id": "target"}]}
+        if path == "/detokenize":
+            return {"prompt": " ".join(map(str, content["tokens"]))}
+        text = content["prompt"] if "prompt" in content else content["messages"][-1]["content"]
+        place = next(each for each in row if each["source_row"] == int(text.split()[1]))
+        return {"tokens": [*place["prompt_ids"][:1], *more, *place["prompt_ids"][1:]]}
+
+    monkeypatch.setattr(module, "answer_of", answer_of)
+    mine = of_a_source(run, {"path": str(data), "prompt": "{text}"})
+    found = rendered_otherwise(mine.run, "http://127.0.0.1:1")
+    assert found.startswith("from token 1 of a prompt on the server writes '99 ")
+    more.clear()
+    assert rendered_otherwise(mine.run, "http://127.0.0.1:1") == ""
+    assert "template" in ask_server(mine, "strict", "http://elsewhere:1")[1]
+    thinking = {"enable_thinking": False}
+    chats = of_a_source(run, {"path": str(data), "prompt": "{text}", "chat": True, "chat_options": thinking})
+    assert rendered_otherwise(chats.run, "http://127.0.0.1:1") == ""
+    assert asked[-1][1]["chat_template_kwargs"] == thinking
+
+
+def test_files_and_arguments_of_a_server_that_runs_here_are_compared(
+    side: RunDraft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, weights in (("one", b"a"), ("same", b"a"), ("other", b"b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
+        (tmp_path / name / "config.json").write_text("{}")
+    assert digests_of(str(tmp_path / "one")) == digests_of(str(tmp_path / "same")) != digests_of(str(tmp_path / "other"))
+    from tests.synthetic import altered
+
+    config = side.run.manifest.config
+    config = config | {
+        "target": {"model": str(tmp_path / "one")},
+        "drafts": config["drafts"] | {"small": {"kind": "model", "model": str(tmp_path / "one")}},
+    }
+    mine = RunDraft(altered(write_run(tmp_path / "run", RECIPE), config=config), "small")
+    served: dict[str, str] = {}
+    monkeypatch.setattr(module, "arguments_of", lambda _: served)
+    monkeypatch.setattr(module, "answer_of", lambda *_: {})
+
+    def serve(draft: str, **more: str) -> tuple[dict[str, str], dict[str, str]]:
+        spec = json.dumps({"method": "draft_model", "model": str(tmp_path / draft), "num_speculative_tokens": 3})
+        served.update({"model": str(tmp_path / "same"), "speculative-config": spec, **more})
+        return ask_server(mine, "strict", "http://127.0.0.1:9")
+
+    found, out = serve("same")
+    assert (set(found), set(out)) == (set(), {"draft"})
+    found, out = serve("other")
+    assert "holds other weights" in found["draft"]
+    assert serve("same", **{"kv-cache-dtype": "fp8"})[0] == {"feedback": "the server keeps KV in fp8"}
