@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -35,10 +36,9 @@ class Doctor:
 
     def blocks(self) -> Iterator[Block]:
         """Yield lines to paste into a bug report."""
-        lines = [
-            ("python", f"{self.python}, {self.platform}"),
-            ("packages", " ".join(map("==".join, self.packages.items()))),
-        ]
+        packages = textwrap.wrap(" ".join(map("==".join, self.packages.items())), break_on_hyphens=False)
+        lines = [("python", f"{self.python}, {self.platform}")]
+        lines += zip(["packages", *[""] * len(packages)], packages, strict=False)
         lines += [("device", device) for device in self.devices]
         lines += [("problem", self.problem)] if self.problem else []
         lines += [("extra", f"{name}: {f'missing: {line}' if line else 'complete'}") for name, line in self.extras.items()]

@@ -161,11 +161,11 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     assert len(hashed) == 1
 
 
-FINGERPRINTS = {  # runs name heads by them
-    "dflash": "933f1c8a71976a6d8f8de14d42c80129efa9ada4f142ccb61ee79555e42469b1",
-    "eagle3": "fc0dcaaac2250317f61afafdf26c2e1632feaf26925b55c135531312a58cc87c",
-    "p_eagle": "dd3b33f6bc2c95eeab1be1563bd7ed2dd645bf3e3f12390735a60dcf000db696",
-    "pard": "780c7f6ea9b913f46ecbb9b39cd9ff454d86b9c086a1ae4e4d77b2bf1df9048a",
+FINGERPRINTS = {  # runs name heads by them: files, how they are read, and dtype
+    "dflash": "files-dd359755dd8c005ba66c541199364f436f8f879316583fc42b0e9a9b00c31e6a",
+    "eagle3": "files-68420d8b8169c16cbda1b6d3c6cff18521a49b85ddcd3efa53695464698915f0",
+    "p_eagle": "files-6cb775cf05b6389bbaff0ec0040e2c756bfa284c3adacbb5a17e615a40112e50",
+    "pard": "files-a1eb3770f62942c7be3f0755089621185e029bbd455995a80edc9892f0583eda",
 }
 
 

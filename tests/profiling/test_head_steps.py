@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GenerationConfig, LlamaConfig
+from transformers import GenerationConfig, LlamaConfig, Qwen3Config
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import measured_rows
@@ -100,12 +100,13 @@ def at_work(name: str) -> tuple[Model, HeadNetwork]:
         return DraftModel("target", network, "model", "t"), MTP[name](parts, modules.VOCABULARY)
     model = target()
     config = LlamaConfig(**model.network.config.to_dict() | {"num_hidden_layers": 2})
+    of_qwen = Qwen3Config(**config.to_dict() | {"model_type": "qwen3"})
     shared = {EMBEDDING: model.network.get_input_embeddings().weight, LM_HEAD: model.network.lm_head.weight}
     head: HeadNetwork = {
         "Eagle3": partial(Eagle3, config, Wiring(LAYERS), width=32, target=shared),
         "PEagle": partial(PEagle, config, Wiring(LAYERS), width=32, target=shared, **ONE_PASS),
         "Pard": partial(Pard, config, **ONE_PASS),
-        "DFlash": partial(DFlash, config, LAYERS, mask=3, rows=4, target=shared),
+        "DFlash": partial(DFlash, of_qwen, LAYERS, mask=3, rows=4, target=shared),
     }[name]()
     torch.manual_seed(4)
     for parameter in head.parameters():
@@ -149,9 +150,9 @@ def test_a_later_step_of_a_chain_is_that_of_a_round_and_reads_no_context(
     steps, seen = HeadStepper(chain, ids, features, 3, LONGEST), list[tuple[int, int]]()
     run = ChainedModules.run
 
-    def spy(self: ChainedModules, module: int, tokens: torch.Tensor, *others: Any) -> torch.Tensor:
+    def spy(self: ChainedModules, module: int, tokens: torch.Tensor, *others: Any, **keys: Any) -> torch.Tensor:
         seen.append((module, tokens.shape[1]))
-        return run(self, module, tokens, *others)
+        return run(self, module, tokens, *others, **keys)
 
     monkeypatch.setattr(ChainedModules, "run", spy)
     steps.later()

@@ -412,6 +412,7 @@ def profiled(tiny: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Run]:
             source | {"domain": "novel", "continuation": drawn | {"top_p": 0.8}},
         ],
         "continuation": {"kind": "greedy", "max_new_tokens": 24},
+        "draft_processing": "same",
         "rules": [*RULES, "tree_4"],
         "gammas": [1, 4],
         "costs": {"context": 16, "repeats": 3},
