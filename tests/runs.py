@@ -104,7 +104,7 @@ def profile_file(folder: Path, tiny: Path, **changes: Any) -> Path:
 MIXED: dict[str, Any] = {
     "drafts": {
         "close": {"kind": "model", "model": "TINY/draft"},
-        "ngram": {"kind": "prompt_lookup", "max_ngram": 2},
+        "ngram": {"kind": "prompt_lookup", "max_ngram": 2, "match": "leftmost"},
     },
     "data": [
         {"domain": "greedy", "path": "long.jsonl", "prompt": "{text}", "chat": True, "limit": 4},

@@ -59,7 +59,7 @@ def run(demo_model: Path, weights: Path, tmp_path_factory: pytest.TempPathFactor
     tree = yaml.safe_load((ROOT / "profiles" / "demo.yaml").read_text())
     tree["target"] = {"model": str(demo_model), "dtype": "float32"}
     tree["drafts"]["self"] = {"kind": "model", "model": str(weights)}
-    tree["drafts"]["ngram"] = {"kind": "prompt_lookup", "max_ngram": 2}
+    tree["drafts"]["ngram"] = {"kind": "prompt_lookup", "max_ngram": 2, "match": "leftmost"}
     sources = [source | {"path": str(ROOT / "profiles" / source["path"])} for source in tree["data"]]
     sampled = {"kind": "sampled", "temperature": 0.8, "top_p": 0.95, "max_new_tokens": NEW_TOKENS}
     tree["data"] = [*sources[:3], sources[5] | {"domain": "drawn", "continuation": sampled}]

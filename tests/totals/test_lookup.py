@@ -179,7 +179,7 @@ VLLM = {"python": "/env/bin/python"}
 @each(
     ("changes", "device", "padded"),
     [
-        ({}, "cuda", False),  # transformers is timed
+        ({"costs": {"source": "measured"}}, "cuda", False),  # transformers is timed
         ({"costs": {"source": "none"}}, "cpu", True),
         ({"costs": {"source": "roofline", "accelerator": "h200"}}, "cpu", True),
         ({"vllm": VLLM, "costs": {"source": "vllm"}}, "cuda", True),
