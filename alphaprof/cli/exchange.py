@@ -228,5 +228,6 @@ def _import(written: Callable[[], Run], out: Path) -> None:
         run = written()
     for remark in remarks_on(run.manifest):
         print(one_line(remark), file=sys.stderr)
-    counts = f"{run.manifest.documents} requests, {run.manifest.positions} tokens, gamma {', '.join(map(str, run.gammas))}"
+    count = run.manifest.documents
+    counts = f"{count} request{'s' * (count != 1)}, {run.manifest.positions} tokens, gamma {', '.join(map(str, run.gammas))}"
     print(f"{out}: {counts}. Next: alphaprof report {shlex.quote(str(out))}")
