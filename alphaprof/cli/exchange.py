@@ -223,11 +223,11 @@ def import_prometheus(
 def _import(written: Callable[[], Run], out: Path) -> None:
     """Write the run. Print what was imported on stdout, and what to know about it on stderr."""
     from alphaprof.commands.importing.run import remarks_on
+    from alphaprof.render.format import many
 
     with interruptible(None):
         run = written()
     for remark in remarks_on(run.manifest):
         print(one_line(remark), file=sys.stderr)
-    count = run.manifest.documents
-    counts = f"{count} request{'s' * (count != 1)}, {run.manifest.positions} tokens, gamma {', '.join(map(str, run.gammas))}"
-    print(f"{out}: {counts}. Next: alphaprof report {shlex.quote(str(out))}")
+    counts = f"{many(run.manifest.documents, 'request')}, {many(run.manifest.positions, 'token')}"
+    print(f"{out}: {counts}, gamma {', '.join(map(str, run.gammas))}. Next: alphaprof report {shlex.quote(str(out))}")

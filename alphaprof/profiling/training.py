@@ -138,7 +138,7 @@ def train(
         progress.say(note)
     if not all(parts.units.values()):
         found = ", ".join(f"{len(units)} to {part}" for part, units in parts.units.items())
-        hint = "profile more prompts: each part needs one that is no near-copy of another part's, nor known to --init"
+        hint = "profile more prompts: each part needs one that is not a near-copy of a prompt in another part or of --init"
         raise DataEmpty(f"{run_name} has too few independent units: {found}", hint)
     units = {part: list(parts.units[part]) for part in PARTS}
     units[TRAIN] = units[TRAIN][: max(1, round(asked.share * len(units[TRAIN])))]  # digests: in an order as good as random

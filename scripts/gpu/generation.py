@@ -40,10 +40,8 @@ class Step:
         self.ids.copy_(ids[:, None])
         if self.ids.device.type == "cpu":
             self.logits = self._forward()
-        elif self.graph is None:
-            self._record()
-            self.graph.replay()
         else:
+            self.graph = self.graph or self._recorded()
             self.graph.replay()
         self.positions.add_(1)
         return self.logits
@@ -58,8 +56,8 @@ class Step:
         )
         return output.logits[:, -1]
 
-    def _record(self) -> None:
-        """Record the step. Runs to warm up write where the recorded step will write: their lengths are taken back."""
+    def _recorded(self) -> torch.cuda.CUDAGraph:
+        """Return the step as a graph. Runs to warm up write where the graph will write: their lengths are taken back."""
         lengths = [layer.cumulative_length for layer in self.cache.layers]
         stream = torch.cuda.Stream(self.ids.device)
         stream.wait_stream(torch.cuda.current_stream(self.ids.device))
@@ -67,10 +65,11 @@ class Step:
             for _ in range(3):
                 self._forward()
                 torch._foreach_sub_(lengths, 1)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=stream):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
                 self.logits = self._forward()
         torch.cuda.current_stream(self.ids.device).wait_stream(stream)
+        return graph
 
 
 @torch.inference_mode()

@@ -92,7 +92,7 @@ def _key(file: Path) -> Key:
 
 
 def _place() -> Path:
-    """Return the file that keeps hashes, in the user's cache. Raises `RuntimeError` where there is no home directory."""
+    """Return the path of the hash cache. Raises `RuntimeError` if the user has no home directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "alphaprof" / "hashes.json"
 
 

@@ -91,8 +91,8 @@ class PromptLookup:
         return dict(zip(names, offers(tokens, start, places, self.padded)[:, prompt:], strict=True))
 
     def proposal(self, tokens: list[int], place: int | None, end: int, most: int = PROPOSED_LIMIT) -> list[int]:
-        """Return the tokens from `place` on, up to where the text so far ends, at `end`, and at most so many; None: nothing
-        stands there.
+        """Return at most `most` tokens, those from index `place` up to `end`, the length of the text so far; none if `place`
+        is None. Filled up to `most` with the last token if `padded`.
         """
         found = [] if place is None else tokens[place : min(place + most, end)]
         return found + [tokens[end - 1]] * (most - len(found)) if self.padded else found

@@ -228,7 +228,7 @@ def require_causal(network: Any, options: ModelOptions) -> None:
     causal = all(getattr(module, "is_causal", True) for module in decoder_of(network).modules())
     if network.config.is_encoder_decoder or not causal:
         raise ModelUnloadable(
-            f"{options.model} is no causal language model: {type(network).__name__} does not write from left to right",
+            f"{options.model} is no causal language model: {type(network).__name__} is not autoregressive",
             "give a decoder, for text alone or for images beside text",
         )
 

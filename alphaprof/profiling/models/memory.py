@@ -27,7 +27,7 @@ def free_memory(system: Path = Path("/")) -> int:
                 groups.append((Path("sys/fs/cgroup/memory", path.strip("/")), *names))
     for group, limit, usage, dropped in groups:
         for folder in (system / group, *(system / group).parents):  # a group is held by those above it
-            with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            with contextlib.suppress(OSError, ValueError):  # a group without a limit says "max"
                 held = int((folder / limit).read_text()) - int((folder / usage).read_text())
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 free = min(free, max(0, held + int(stat.get(dropped, 0))))

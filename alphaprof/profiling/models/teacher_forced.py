@@ -110,7 +110,7 @@ class _PassThrough(nn.Module):
 
     def __init__(self, other: nn.Module) -> None:
         super().__init__()
-        self._other = (other,)  # in a tuple: it is no part of this one
+        self._other = (other,)  # a tuple keeps torch from registering it as a submodule
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._other[0], name)
