@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alphaprof.config.hardware import ACCELERATORS, ENGINES
-from alphaprof.costs.roofline import HEAD, ModelShape
+from alphaprof.costs.shapes import HEAD, ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, table_by_columns

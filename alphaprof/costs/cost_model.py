@@ -17,8 +17,9 @@ import numpy as np
 
 from alphaprof.config.hardware import ACCELERATORS, ENGINES
 from alphaprof.config.options import CostOptions, MeasuredCosts, RooflineCosts, TableCosts
-from alphaprof.costs.roofline import ModelShape, draft_memory, step_ms
+from alphaprof.costs.roofline import draft_memory, step_ms
 from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
 from alphaprof.errors import CostsUnreadable
 from alphaprof.run.manifest import CHAIN, DraftFacts, Manifest, ModelFacts

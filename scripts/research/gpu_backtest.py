@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from alphaprof.config.hardware import ACCELERATORS, ENGINES
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
-from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.rounds import StepTimes, full_round_costs
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import StepTable
 
 CALIBRATION = Path(__file__).parent.parent.parent / "tests" / "golden" / "gpu"

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.predict import Prediction, build_prediction, computed_cost
 from alphaprof.config.options import RooflineCosts
-from alphaprof.costs.roofline import Efficiency, ModelShape, step_ms
+from alphaprof.costs.roofline import Efficiency, step_ms
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.render.answer import answer_text
 from alphaprof.stats import formulas
 from alphaprof.stats.formulas import RoundCost, alpha_of_rate, speedup, tokens_per_round

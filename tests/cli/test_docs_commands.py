@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.config.load import load_profile
-from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import AlphaprofError
 from alphaprof.run.place import TRAINING
 from alphaprof.run.reader import Run

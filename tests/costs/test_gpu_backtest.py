@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from alphaprof.config.hardware import ENGINES
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
-from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.rounds import full_round_costs, time_by_step
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.speedup import Mix
 from alphaprof.costs.steps import StepTable
 from alphaprof.totals.replay import RoundCounts

@@ -15,16 +15,8 @@ from scipy.optimize import minimize_scalar
 from alphaprof.config.hardware import ACCELERATORS, ENGINES, Accelerator
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import roofline_ms, roofline_rows, shape_of
-from alphaprof.costs.roofline import (
-    Efficiency,
-    Load,
-    ModelShape,
-    bytes_moved,
-    draft_memory,
-    experts_touched,
-    flops,
-    step_ms,
-)
+from alphaprof.costs.roofline import Efficiency, Load, bytes_moved, draft_memory, experts_touched, flops, step_ms
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
 from tests.loops import each

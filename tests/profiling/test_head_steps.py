@@ -16,7 +16,8 @@ from transformers import GenerationConfig, LlamaConfig, Qwen3Config
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import measured_rows
-from alphaprof.costs.roofline import Load, ModelShape, bytes_moved, flops
+from alphaprof.costs.roofline import Load, bytes_moved, flops
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import StepTable
 from alphaprof.profiling.heads.dflash import DFlash
 from alphaprof.profiling.heads.draft import HeadDraft

@@ -21,8 +21,8 @@ from alphaprof.commands.latency import Latency
 from alphaprof.config.load import changed_question
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import open_costs, roofline_ms
-from alphaprof.costs.roofline import ModelShape
 from alphaprof.costs.rounds import NOTHING, round_costs
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.render.format import percent

@@ -27,7 +27,7 @@ from alphaprof.commands.importing.run import (
     served_model,
 )
 from alphaprof.config.load import SET, changed_question, validate
-from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import DataEmpty, ExtraMissing, OptionInvalid
 from alphaprof.run.manifest import DOCUMENTS, DraftFacts, Manifest, ModelFacts, Shard, now
 from alphaprof.run.reader import Run

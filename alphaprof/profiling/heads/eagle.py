@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.profiling.heads.attention import use_rounds
 from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
 from alphaprof.profiling.models.teacher_forced import FINAL

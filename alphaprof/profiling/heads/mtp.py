@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 from transformers import modeling_layers
 
 from alphaprof.config.options import MtpDraft
-from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.attention import SLIDING, Rounds, StepKeys, use_rounds
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from alphaprof.costs.roofline import EXPERTS, ModelShape
+from alphaprof.costs.shapes import EXPERTS, ModelShape
 from alphaprof.profiling.heads.attention import Rounds, StepKeys
 from alphaprof.profiling.models.teacher_forced import FINAL
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import shown
 from alphaprof.profiling.heads.draft import Alternative
 from alphaprof.profiling.heads.eagle import EagleHead

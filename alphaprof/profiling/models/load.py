@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from alphaprof.costs.cost_model import no_shape
-from alphaprof.costs.roofline import ModelShape
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
 from alphaprof.profiling.models.hashes import fingerprint_by_files, weight_files
