@@ -53,15 +53,41 @@ class Markers(Options):
     end: str = Field("</think>", min_length=1, description="marker that ends thinking")
 
 
+# Yardsticks that a source may name, and how their published rows become prompts: the first turn, as `vllm bench serve` does.
+BENCHMARKS: dict[str, dict[str, Any]] = {
+    "spec-bench": {"prompt": "{turns.0}", "chat": True, "domain": {"column": "category"}},
+    "speed-bench": {
+        "path": "nvidia/SPEED-Bench",
+        "name": "qualitative",
+        "split": "test",
+        "prompt": "{turns.0}",
+        "chat": True,
+        "domain": {"column": "category"},
+    },
+}
+NO_PATH = "spec-bench needs path: the question.jsonl of github.com/hemingkx/Spec-Bench (data/spec_bench)"
+
+
 class DomainColumn(Options):
     """The column that contains the domain of a document."""
 
     column: str
 
 
+def _labels(given: Any) -> list[str]:
+    """Return values of a column as texts, as the data's are compared."""
+    values = given if isinstance(given, list) else [given]
+    return [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+
+
 class SourceOptions(Options):
     """One dataset: where it is, how a row becomes a prompt, and which domain it belongs to."""
 
+    benchmark: Literal["spec-bench", "speed-bench"] | None = Field(
+        None,
+        description="a published benchmark: sets prompt, chat and domain (its categories), and for speed-bench where it is "
+        "on the hub; what you give yourself comes first, like path: FILE or name: throughput_8k",
+    )
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
     path: str = Field(
         min_length=1,
@@ -88,6 +114,9 @@ class SourceOptions(Options):
         None, description="column with a row's own variables of the chat template, as in requests to vLLM"
     )
     continuation: ContinuationOptions | None = Field(None, description="default: the profile's continuation")
+    where: dict[str, Annotated[list[str], BeforeValidator(_labels)]] = Field(
+        {}, description="rows to use, by the values of columns, e.g. {category: [coding, math]}; default: all"
+    )
     cluster: str | None = Field(
         None, description="column that groups dependent documents of this source, e.g. a conversation id"
     )
@@ -101,6 +130,16 @@ class SourceOptions(Options):
     too_long: Literal["skip", "truncate"] = Field(
         "skip", description="documents longer than the target's context: leave out, or drop the beginning of the prompt"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published(cls, given: Any) -> Any:
+        """Fill in how a benchmark is read."""
+        if not isinstance(given, dict) or (published := BENCHMARKS.get(str(given.get("benchmark")))) is None:
+            return given
+        if "path" not in given | published:
+            raise ValueError(NO_PATH)
+        return published | given
 
     @field_validator("prompt")
     @classmethod
@@ -125,7 +164,7 @@ class SourceOptions(Options):
         """Return the columns that its rows are read for, but those of continuations."""
         given = (self.messages, self.prompt_ids, self.tools, self.chat_template_kwargs, self.cluster)
         domain = None if isinstance(self.domain, str) else self.domain.column
-        names = [*(name for _, name in template_parts(self.prompt or "")), *given, domain]
+        names = [*(name for _, name in template_parts(self.prompt or "")), *given, domain, *self.where]
         return [name for name in names if name is not None]
 
 

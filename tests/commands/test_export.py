@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.engines import WRITERS, export
-from alphaprof.commands.export.formats import ABOUT, RATES, TEXTS
-from alphaprof.commands.export.rates import GammaRates, by_depth, export_rates, rates_at
+from alphaprof.commands.export.formats import ABOUT, LENGTHS, RATES, TEXTS
+from alphaprof.commands.export.rates import GammaRates, by_depth, export_lengths, export_rates, rates_at
 from alphaprof.commands.export.scope import scope_of
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
@@ -130,7 +131,7 @@ def length_of(found: dict[str, Any], reader: str) -> float:
 
 def test_every_format_has_a_choice_on_the_command_line() -> None:
     assert set(WRITERS) == set(PASTED)
-    assert [choice.value for choice in ExportFormat] == list(ABOUT) == [*WRITERS, RATES, TEXTS]
+    assert [choice.value for choice in ExportFormat] == list(ABOUT) == [*WRITERS, RATES, LENGTHS, TEXTS]
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -407,7 +408,31 @@ def test_another_decision_can_be_asked_for(run: Run, alphaprof: Runner) -> None:
     assert errors.startswith("error: --rule: unknown rule")
 
 
+def test_golden_lengths_are_those_of_the_rates_by_domain(run: Run) -> None:
+    """In InferenceX's layout: one model, and in each of its modes, here domains, a length by number of drafts, in
+    [1, K + 1].
+    """
+    found = export_lengths(RunDraft(run, "small"))
+    read = yaml.safe_load(found.text)
+    assert read.pop("_metadata") == {"draft-model": run.manifest.drafts["small"].own_model}
+    assert list(read) == [run.manifest.target.reference]
+    (curves,) = read.values()
+    assert len(curves) > 1
+    for domain, curve in curves.items():
+        rates = {
+            each["gamma"]: each for each in json.loads(export_rates(RunDraft(run, "small"), domain=domain).text)["gammas"]
+        }
+        assert curve == {gamma: pytest.approx(each["acceptance_length"], abs=0.005) for gamma, each in rates.items()}
+        assert all(1 <= length <= gamma + 1 for gamma, length in curve.items())
+        low, high = (rates[3]["acceptance_length_all"][end] for end in ("low", "high"))
+        assert f"    3: {curve[3]:.2f}  # {low:.2f} to {high:.2f}\n" in found.text
+    assert "InferenceX reads curves named thinking_on and thinking_off" in found.warnings[-1]
+    lookup = export_lengths(RunDraft(run, "lookup"), gamma=3)
+    assert "some rounds have no draft" in lookup.warnings[0]
+    assert "# over all rounds: " in lookup.text
+
+
 def test_the_page_names_every_format_and_every_rate() -> None:
     page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text()
     named = [field.name for field in dataclasses.fields(GammaRates)]
-    assert [name for name in [*WRITERS, RATES, TEXTS, *named] if f"`{name}`" not in page] == []
+    assert [name for name in [*WRITERS, RATES, LENGTHS, TEXTS, *named] if f"`{name}`" not in page] == []

@@ -19,6 +19,7 @@ import pytest
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
@@ -697,3 +698,72 @@ def test_a_look_reads_no_further_than_it_must(tmp_path: Path, monkeypatch: pytes
     assert len(read) == 9  # until there was a document, and one row behind it
     assert [document.source_row for document in itertools.islice(endless, 4)] == [7, 8, 9, 10]
     assert read == list(range(11))  # each row once
+
+
+MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+SPEED_BENCH = [  # in the published layout; the last one's text may not be published
+    {"question_id": "a", "category": "coding", "turns": ["Write f.", "Shorter."], "multiturn": True, "src_id": None},
+    {"question_id": "b", "category": "math", "turns": ["1 + 1?"], "multiturn": False, "src_id": "x"},
+    {"question_id": "c", "category": "coding", "turns": ["Sort."], "multiturn": False, "src_id": None},
+    {"question_id": "d", "category": "rag", "turns": [MASKED], "multiturn": False, "src_id": "y"},
+]
+
+
+def as_given(*sources: dict[str, Any], words: PreTrainedTokenizerFast = WORDS) -> Corpus:
+    """The documents of sources to which nothing is added."""
+    options = profile({"path": "x"}).model_dump(include={"target", "drafts"}) | {"data": list(sources)}
+    return Corpus(ProfileOptions.model_validate(options), words, None, VOCABULARY, {})
+
+
+@each("suffix", [".parquet", ".jsonl"])
+@each("name", ["speed-bench", "spec-bench"])
+def test_a_benchmark_is_read_by_its_name(tmp_path: Path, suffix: str, name: str) -> None:
+    """First turns, as chats, with its categories as domains; a text that it does not publish is left out and counted."""
+    found = as_given({"benchmark": name, "path": written(tmp_path / f"test{suffix}", SPEED_BENCH)})
+    documents = list(found)
+    assert [document.domain for document in documents] == ["coding", "math", "coding"]
+    assert texts(documents) == ["<user>Write f.<model>", "<user>1 + 1?<model>", "<user>Sort.<model>"]
+    assert found.skipped == {"whose text the benchmark does not publish": 1}
+    assert "prepare_data.py" in left_out_remedy(next(iter(found.skipped)))
+
+
+def test_speed_bench_is_read_from_the_hub_and_spec_bench_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def published(source: SourceOptions, columns: list[str]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        asked.append((source.path, source.name, source.split, columns))
+        yield from ((place, "", row) for place, row in enumerate(SPEED_BENCH))
+
+    monkeypatch.setattr("alphaprof.profiling.texts.corpus.rows", published)
+    assert len(list(as_given({"benchmark": "speed-bench"}))) == 3
+    assert len(list(as_given({"benchmark": "speed-bench", "name": "throughput_8k"}))) == 3
+    first, second = asked
+    assert first[:3] == ("nvidia/SPEED-Bench", "qualitative", "test")
+    assert {"category", "turns"} <= set(first[3])
+    assert second[1] == "throughput_8k"
+    with pytest.raises(ValidationError, match=r"spec-bench needs path: the question\.jsonl of"):
+        SourceOptions.model_validate({"benchmark": "spec-bench"})
+
+
+def test_a_source_takes_the_rows_that_it_asks_for(tmp_path: Path) -> None:
+    """By values of columns, whatever type they have; that none is so is an error that says it."""
+    path = written(
+        tmp_path / "rows.jsonl", ({"text": str(n), "n": n, "odd": n % 2 == 1, "kind": "ab"[n % 2]} for n in range(6))
+    )
+    assert texts(corpus({"path": path, "where": {"kind": "b"}})) == ["1", "3", "5"]
+    assert texts(corpus({"path": path, "where": {"n": [0, 3, 4], "odd": False}})) == ["0", "4"]
+    assert texts(corpus({"path": path, "where": {"odd": True}, "limit": 2})) == ["1", "3"]
+    failure = refusal(corpus({"path": path, "where": {"kind": "c"}}))
+    assert "yields no document from 6 rows (left out: 6 that data.where does not ask for)" in str(failure)
+    assert failure.hint == "check the columns and values of where"
+    assert "has no column 'knid'" in str(refusal(corpus({"path": path, "where": {"knid": "a"}})))
+
+
+def test_thinking_on_and_off_are_two_domains_of_one_run(tmp_path: Path) -> None:
+    path, words = written(tmp_path / "test.jsonl", SPEED_BENCH), tokenizer()
+    words.chat_template = f"{words.chat_template}{{{{ '' if enable_thinking else '<off>' }}}}"
+    source = {"benchmark": "speed-bench", "path": path, "where": {"category": "coding"}}
+    on, off = ({"domain": f"thinking_{mode}", "chat_options": {"enable_thinking": mode == "on"}} for mode in ("on", "off"))
+    found = list(as_given(source | on, source | off, words=words))
+    assert [document.domain for document in found] == ["thinking_on", "thinking_off"] * 2
+    assert texts(found[:2]) == ["<user>Write f.<model>", "<user>Write f.<model><off>"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaprof.commands.export import engines
-from alphaprof.commands.export.formats import RATES, TEXTS
-from alphaprof.commands.export.rates import export_rates
+from alphaprof.commands.export.formats import LENGTHS, RATES, TEXTS
+from alphaprof.commands.export.rates import export_lengths, export_rates
 from alphaprof.commands.export.scope import Artefact
 from alphaprof.commands.export.texts import export_texts
 from alphaprof.config.load import changed_question, known_rules
@@ -31,6 +31,7 @@ def export(
     chosen, side = known_rules([rule], "--rule")[0] if rule else None, side_of(run)
     if overrides:
         side = side.asked(changed_question(side.run.manifest.config, list(overrides)))
-    if to == RATES:
-        return export_rates(side, rule=chosen, gamma=gamma, domain=domain)
+    if to in (RATES, LENGTHS):
+        acceptance = export_rates if to == RATES else export_lengths
+        return acceptance(side, rule=chosen, gamma=gamma, domain=domain)
     return engines.export(side, to, rule=chosen, gamma=gamma, domain=domain)

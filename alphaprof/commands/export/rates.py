@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from alphaprof.commands.export.formats import RATES
+from alphaprof.commands.export.formats import LENGTHS, RATES
 from alphaprof.commands.export.scope import Artefact, ExportScope, scope_of
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import OptionInvalid
+from alphaprof.render.format import short, visible
 from alphaprof.render.json import render_json
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import speedup_interval
@@ -19,6 +21,7 @@ from alphaprof.run.reader import RunDraft
 from alphaprof.stats.estimate import Array, Interval
 
 DIGITS = 6  # of rates and lengths
+MODES = ("thinking_on", "thinking_off")  # of InferenceX's curves
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,39 @@ def export_rates(
     if p_min := float(scope.question.p_min):
         warnings.append(f"drafts stopped at p_min {p_min:g}: most simulators draft gamma tokens in every round")
     return Artefact(render_json(rates) + "\n", (scope.about,), tuple(warnings))
+
+
+def export_lengths(
+    side: RunDraft, *, rule: str | None = None, gamma: int | None = None, domain: str | None = None
+) -> Artefact:
+    """Return the acceptance length of one draft by domain and gamma, as YAML in the layout of InferenceX's golden curves: a
+    model, its thinking modes (here: the run's domains), and in each a length by number of speculative tokens, 1 + accepted /
+    rounds with drafts. Intervals stand beside them as comments. Raises what `export_rates` raises.
+    """
+    whole = scope_of(side, LENGTHS, rule, gamma, domain)
+    manifest, level = side.run.manifest, whole.question.confidence
+    model = manifest.drafts[side.draft].own_model
+    lines = [
+        f"# {whole.about}; intervals: {level:.0%}, two-sided",
+        "# key = num_speculative_tokens; value = acceptance length, the target's own token counted",
+        *(["_metadata:", f"  draft-model: {json.dumps(model)}"] if model else []),
+        f"{json.dumps(manifest.target.reference)}:",
+    ]
+    warnings, idle = [*whole.incomplete], False
+    for name in whole.pools:
+        lines.append(f"  {json.dumps(name)}:")
+        for each in whole.gammas:
+            rates = rates_at(scope_of(side, LENGTHS, rule, gamma, name), each)
+            every, low, high = (f"{end:.2f}" for end in vars(rates.acceptance_length_all).values())
+            idle |= rates.drafting < 1
+            beside = f"{low} to {high}" if rates.drafting == 1 else f"over all rounds: {every}, {low} to {high}"
+            lines.append(f"    {each}: {rates.acceptance_length:.2f}  # {beside}")
+    if idle:
+        warnings.append("some rounds have no draft: a length counts the others alone, as vLLM's metrics do")
+    if others := [name for name in whole.pools if name not in MODES]:
+        names = short(", ".join(map(visible, others)))
+        warnings.append(f"InferenceX reads curves named {' and '.join(MODES)}: name the domains so ({names})")
+    return Artefact("\n".join(lines) + "\n", (whole.about,), tuple(warnings))
 
 
 def rates_at(scope: ExportScope, gamma: int) -> GammaRates:

@@ -62,6 +62,9 @@ EMPTY, NOTHING = "with an empty prompt or response", np.empty(0, dtype=np.int32)
 MESSAGE = 150  # characters of each reason
 LOST_BOS = "cut prompts lost their initial BOS"
 INT32_MAX = np.iinfo(np.int32).max
+OTHER_ROWS = "that data.where does not ask for"
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # where SPEED-Bench may not publish a text
+UNFETCHED = "whose text the benchmark does not publish"
 BAD = "with a row that cannot be used"  # bad rows, each for its own reason
 TRIED, SHOWN = 1_000, 3  # bad rows after which a source without a document is given up, and those that are shown
 READ_ON = 10_000  # rows of a stream that bring nothing, after which no other domain is looked for
@@ -215,6 +218,9 @@ class Corpus:
                 if isinstance(row, BadRow):
                     raise row
                 unseen = {name for name in unseen if cell_if_any(row, name) is None}
+                if any(label_of(cell(row, name), name) not in kept for name, kept in source.where.items()):
+                    read.left_out[OTHER_ROWS] += 1
+                    continue
                 domain = _domain(source, row)
                 if taken[domain] == source.limit:
                     if _streamed(source) and read.rows - last > READ_ON:
@@ -343,6 +349,8 @@ def encode(
         text = render(str(source.prompt), row)
         if _blank(text):
             return NOTHING, None
+        if source.benchmark and PLACEHOLDER in text:
+            raise LeftOut(UNFETCHED)
         if not source.chat:
             return _encoded(tokenizer, text, True), None
         system = [{"role": "system", "content": source.system}] if source.system is not None else []
