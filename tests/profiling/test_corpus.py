@@ -298,10 +298,13 @@ def test_iterating_twice_gives_the_same_documents_and_counters(tmp_path: Path) -
     assert all(sum(counter.values()) for counter in counters)
 
 
-def test_clusters_are_told_apart_by_source(tmp_path: Path) -> None:
-    path = written(tmp_path / "rows.jsonl", [{"text": "a", "session": 7}, {"text": "b", "session": None}])
-    found = corpus({"path": path, "cluster": "session"}, {"path": path, "cluster": "session"}, {"path": path})
-    assert [document.cluster for document in found] == ["0:7", "1:7", None, None, None, None]
+def test_clusters_are_told_apart_by_file(tmp_path: Path) -> None:
+    """A session of two files is two; a row that two sources read is one unit, and has a session in either."""
+    rows = [{"text": "a", "session": 7}, {"text": "b", "session": None}]
+    one, other = ({"path": written(tmp_path / name, rows), "cluster": "session"} for name in ("a.jsonl", "b.jsonl"))
+    assert [document.cluster for document in corpus(one, other)] == ["0:7", "1:7", None, None]
+    found = corpus(other, one, one)
+    assert [document.cluster for document in found] == ["0:7", "1:7", "1:7", None, "1:row 1", "1:row 1"]
 
 
 @given(st.text(), st.text())
@@ -767,3 +770,8 @@ def test_thinking_on_and_off_are_two_domains_of_one_run(tmp_path: Path) -> None:
     found = list(as_given(source | on, source | off, words=words))
     assert [document.domain for document in found] == ["thinking_on", "thinking_off"] * 2
     assert texts(found[:2]) == ["<user>Write f.<model>", "<user>Write f.<model><off>"]
+    # A question that is asked twice is one unit of what is sampled, whatever else each source reads.
+    assert [document.cluster for document in found] == ["0:row 0", "0:row 0", "0:row 2", "0:row 2"]
+    grouped = as_given(*({**source, **mode, "cluster": "question_id"} for mode in (on, off)), words=words)
+    assert [document.cluster for document in grouped] == ["0:a", "0:a", "0:c", "0:c"]
+    assert {document.cluster for document in as_given(source)} == {None}
