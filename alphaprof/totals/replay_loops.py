@@ -128,6 +128,42 @@ def expect_rounds(
 
 
 @compiled
+def list_chances(
+    positions: tuple[Array, Array, Array], documents: Documents, gamma: int, blocks: bool
+) -> tuple[Array, Array]:
+    """Return what `list_rounds` does of all rounds that may be, [rounds, 5], and the probability of each, [rounds].
+    `positions`, `blocks`: those of `expect_rounds`, without beta_t.
+    """
+    most, before_end, kept = positions
+    rounds, chance = np.empty((len(most) * (gamma + 1), 5), dtype=np.int64), np.empty(len(most) * (gamma + 1))
+    begins = np.zeros(len(most) + 1)  # probability that a round begins at a position
+    columns, count = kept.shape[1], 0
+    for document in range(len(documents[0])):
+        start, stop = documents[0][document], documents[1][document]
+        begins[start + 1] = 1.0
+        for at in range(start + 1, stop):
+            drafted, reached, weight = min(gamma, most[at]), begins[at], begins[at]
+            longest = min(drafted, before_end[at], stop - at)
+            if columns > 1:
+                longest = min(longest, columns)
+            for accepted in range(longest + 1):
+                after = 0.0
+                if accepted < longest:
+                    a = kept[at + accepted, accepted if columns > 1 else 0]
+                    weight = min(a * weight, HUGE)
+                    after = min(reached, weight) if blocks else a * reached
+                if reached > after:
+                    emitted = min(accepted + 1, stop - at)
+                    ended = accepted == before_end[at] and at + accepted < stop
+                    rounds[count] = np.array((document, at, accepted if ended else drafted, accepted, emitted))
+                    chance[count] = reached - after
+                    begins[at + emitted] += reached - after
+                    count += 1
+                reached = after
+    return rounds[:count], chance[:count]
+
+
+@compiled
 def _drafted(drafts: Array, lengths: tuple[int, int, int], accepted: int, chance: float) -> float:
     """Return the chance of one more draft after those that were accepted, and note what a round drafts once that is known:
     at its own end.

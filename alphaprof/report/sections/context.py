@@ -24,7 +24,7 @@ from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.student import quantile
-from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
+from alphaprof.totals.count import SHAPED, TotalsRequest, Traced, by_chance, columns_of, has_rounds
 from alphaprof.totals.log_sample import LogPart
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, listed_rounds
 
@@ -118,16 +118,16 @@ class ContextTokens:
         columns = columns_of(request, facts)
         for shard in run.shards:
             texts = run.continuations(shard.index, [*SHAPED, "prompt_tokens"])
-            trace, kept, defined = factual_trace(run.positions(draft, shard.index, columns), texts, facts, request)
+            traced = Traced.of(run.positions(draft, shard.index, columns), texts, facts, request)
+            trace, kept = traced.trace, traced.kept
             size = trace.stop - trace.start
             row, place = np.repeat(np.arange(len(size)), size), np.arange(len(kept))
             begun, left = place - trace.start[row], trace.stop[row] - place
-            at = np.flatnonzero(defined[row] & (begun >= 1))
+            at = np.flatnonzero(traced.defined[row] & (begun >= 1))
             units, prompts = part.documents.units.codes[first + row], texts["prompt_tokens"].to_numpy()[row]
             arrays = {"unit": units, "document": first + row, "context": prompts + begun, "begun": begun, "left": left}
             arrays |= {"proposed": trace.proposed > 0, "kept": kept}
-            own = some_documents(trace, defined)
-            rounds = {gamma: _of_each_token(own, gamma) for gamma in facts.lengths(request.gammas)}
+            rounds = {gamma: _of_each_token(traced.own, gamma) for gamma in facts.lengths(request.gammas)}
             chosen = {name: values[at] for name, values in arrays.items()}
             parts.append(cls(**chosen, rounds=rounds, stops=request.stops(facts)))
             first += len(size)
