@@ -194,29 +194,30 @@ def _traced(
 @dataclass(frozen=True)
 class Traced:
     """Some shards of a draft's log under one rule: their documents, the trace of these, and a_t and beta_t if rounds are
-    expectations. `proposed`, `kept`, `accept` [positions]: whether the draft proposes, a_t (of facts whether the token is
-    what it proposed) and beta_t; `defined` [documents]: which have rounds.
+    expectations. [positions]: whether the draft `proposed`, a_t as `kept` (of facts whether the token is what it proposed),
+    and by rule what is accepted; `defined` [documents]: which have rounds.
     """
 
-    rule: BoundRule
     shape: Shape
     trace: Trace
     chances: tuple[Array, Array] | None
+    blocks: bool
     proposed: Array
     kept: Array
-    accept: Array
+    accepted: dict[str, Array]
     defined: Array
 
     @classmethod
     def of(cls, positions: pa.Table, documents: pa.Table, draft: DraftFacts, request: TotalsRequest) -> Traced:
-        """From some shards, under the one rule of `request`."""
-        (rule,), shape = rules_of(request.rules), Shape.of(documents)
-        columns = _columns(positions, shape, request, draft)
-        ready, emitted = columns["proposed"] > 0, rule.emitted(columns)
+        """From some shards under the first rule of `request`; of the others there is acceptance alone."""
+        rules, shape = rules_of(request.rules), Shape.of(documents)
+        columns = _columns(positions, shape, dataclasses.replace(request, rules=request.rules[:1]), draft)
+        ready, emitted = columns["proposed"] > 0, rules[0].emitted(columns)
         kept = np.where(ready, 0.0 if emitted is None else emitted, 0.0)
-        accept = np.where(ready, rule.accept(columns), 0.0)
-        trace, chances = _traced(rule, columns, shape, (kept, accept), draft, request)
-        return cls(rule, shape, trace, chances, ready, kept, accept, np.isin(shape.policy, rule.rule.policies))
+        accepted = {rule.id: np.where(ready, rule.accept(columns), 0.0) for rule in rules}
+        trace, chances = _traced(rules[0], columns, shape, (kept, accepted[rules[0].id]), draft, request)
+        defined, blocks = np.isin(shape.policy, rules[0].rule.policies), rules[0].rule.blocks
+        return cls(shape, trace, chances, blocks, ready, kept, accepted, defined)
 
     @property
     def own(self) -> Trace:
@@ -227,7 +228,7 @@ class Traced:
         """Return all rounds that there are, or may be, at a gamma."""
         if self.chances is None:
             return listed_rounds(self.own, gamma)
-        return possible_rounds(self.own, self.chances, gamma, self.rule.rule.blocks)
+        return possible_rounds(self.own, self.chances, gamma, self.blocks)
 
 
 def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:

@@ -180,16 +180,24 @@ class RoundList:
         first = np.cumsum(self.emitted) - self.emitted
         each = np.repeat(np.arange(len(self.at)), self.emitted)  # the round of each token
         part = row[np.arange(len(each)) + (self.at - first)[each]]
-        share = (self.chance / self.emitted)[each]
+        counts = np.stack([self.drafted, self.accepted, self.emitted])
+        return by_token(counts[:, each], part, rows, gamma, self.chance[each])
 
-        def at_least(counts: Ints) -> Array:
-            exactly = np.bincount(part * (gamma + 1) + counts[each], share, rows * (gamma + 1)).reshape(rows, gamma + 1)
-            return np.asarray(exactly[:, ::-1].cumsum(1)[:, ::-1][:, 1:])
 
-        tokens, rounds = (np.bincount(part, values, rows) for values in (self.chance[each], share))
-        tested = np.minimum(self.drafted, self.emitted)
-        drafted, tested, accepted = map(at_least, (self.drafted, tested, self.accepted))
-        return Rounds(rounds, tokens, drafted, tested, accepted, np.zeros(rows))
+def by_token(counts: Ints, row: Ints, rows: int, gamma: int, chance: Array | float = 1.0) -> Rounds:
+    """Return the counts of parts of texts, [rows], where each of the n tokens of a round takes 1/n of it. `counts` [3,
+    tokens]: what the round of a token drafted, accepted and emitted; `row` [tokens]: the part that the token is in.
+    """
+    drafted, accepted, emitted = counts
+    share = chance / emitted
+
+    def at_least(numbers: Ints) -> Array:
+        exactly = np.bincount(row * (gamma + 1) + numbers, share, rows * (gamma + 1)).reshape(rows, gamma + 1)
+        return np.asarray(exactly[:, ::-1].cumsum(1)[:, ::-1][:, 1:])
+
+    whole, tokens = (np.bincount(row, np.broadcast_to(each, len(row)), rows) for each in (share, chance))
+    tested = np.minimum(drafted, emitted)
+    return Rounds(whole, tokens, at_least(drafted), at_least(tested), at_least(accepted), np.zeros(rows))
 
 
 def listed_rounds(trace: Trace, gamma: int) -> RoundList:

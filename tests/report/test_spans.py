@@ -149,7 +149,7 @@ def test_planted_acceptance_comes_back(tmp_path: Path, monkeypatch: pytest.Monke
         assert span.speedup.value == pytest.approx(tokens / (0.4 + 1.2), rel=0.02)  # 4 draft steps, a verification of 5
         assert span.time.value == pytest.approx(span.rounds / item.whole.rounds, abs=0.001)
     shown = as_terminal(build_report(write_run(tmp_path / "again", recipe)), 150, "spans")
-    assert "\n thinking      50  0.500 [" in shown
+    assert "\n thinking    50  0.499 [" in shown
     assert "--rules trtllm:10,0.6" in shown
 
 

@@ -432,7 +432,7 @@ def test_parts_of_texts_have_their_tokens_share_of_every_way_it_can_go(
 @each("before", [-1e300, 1e300, math.nan])
 @in_blocks
 def test_what_memory_held_before_changes_no_count(blocks: bool, before: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_loops, "np", SimpleNamespace(empty=lambda size: np.full(size, before)))
+    monkeypatch.setattr(replay_loops, "np", SimpleNamespace(empty=lambda size: np.full(size, before), zeros=np.zeros))
     monkeypatch.setattr(replay_loops, "expect_rounds", replay_loops.expect_rounds.py_func)  # type: ignore[attr-defined]
     kept = np.array([0.5, 1.5, 0.25, 0.75, 2.0]) if blocks else np.array([0.5, 0.9, 0.25, 0.75, 0.1])
     text = trace([0] * 5)

@@ -26,7 +26,7 @@ from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, dis
 from alphaprof.stats.student import quantile
 from alphaprof.totals.count import SHAPED, TotalsRequest, Traced, by_chance, columns_of, has_rounds
 from alphaprof.totals.log_sample import LogPart
-from alphaprof.totals.replay import RoundCounts, Rounds, Trace, listed_rounds
+from alphaprof.totals.replay import RoundCounts, Trace, by_token, listed_rounds
 
 ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
 ALL = Mix(("",), None)
@@ -144,17 +144,7 @@ class ContextTokens:
     def counts(self, gamma: int, chosen: Array) -> RoundCounts:
         """Return the shares of rounds that lie at some of the tokens, by document."""
         documents, first, row = np.unique(self.document[chosen], return_index=True, return_inverse=True)
-        drafted, accepted, emitted = (values[chosen] for values in self.rounds[gamma])
-        size, share = len(documents), 1.0 / emitted
-
-        def at_least(counts: Array) -> Array:
-            exactly = np.bincount(row * (gamma + 1) + counts, share, size * (gamma + 1)).reshape(size, gamma + 1)
-            return np.asarray(exactly[:, ::-1].cumsum(1)[:, ::-1][:, 1:])
-
-        tested = np.minimum(drafted, accepted + 1)
-        tokens = np.bincount(row, minlength=size).astype(np.float64)
-        each = np.bincount(row, share, size)
-        rounds = Rounds(each, tokens, at_least(drafted), at_least(tested), at_least(accepted), np.zeros(size))
+        rounds = by_token(self.rounds[gamma][:, chosen], row, len(documents), gamma)
         return RoundCounts.of(rounds, self.unit[chosen][first], self.stops)
 
     def drift(self, gamma: int, confidence: float) -> Interval | None:

@@ -16,7 +16,6 @@ from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Row, Small, table_by_columns, table_of
 from alphaprof.report.answer import Result
 from alphaprof.report.build import Failed, RunReport
-from alphaprof.report.inputs import DraftPool, draft_pools
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.wording import MARKS, alpha_name
 from alphaprof.rules import parse_rule
@@ -73,12 +72,13 @@ def compute(report: RunReport) -> tuple[DraftSpans, ...]:
     """Return every draft that has rounds by span."""
     inputs, part, found = report.inputs, report.part, list[DraftSpans]()
     chosen = {item.answer.draft: item.answer.gamma for item in report.drafts}
+    lossy = [rule for rule in report.others if parse_rule(rule).rule.lossy]
     for draft, facts in part.run.manifest.drafts.items() if part.run.has_log else ():
         rules = [rule for rule in map(parse_rule, inputs.decisive) if rule.rule.timed and not rule.rule.lossy]
         rules = [rule for rule in rules if has_rounds(rule, facts)]
         gamma = chosen.get(draft) or max(facts.lengths(part.run.gammas))
-        rows = SpanRows.read(part, draft, [replace(inputs.request([rule.id]), spans=True) for rule in rules], gamma)
-        if rows is None:
+        requests = [replace(inputs.request([rule.id, *lossy]), spans=True) for rule in rules]
+        if (rows := SpanRows.read(part, draft, requests, gamma)) is None:
             continue
         times = inputs.timing.times.get(draft)
         times = times.mixed([rows.rounds]) if times is not None and times.covers(gamma) else None
@@ -90,7 +90,7 @@ def compute(report: RunReport) -> tuple[DraftSpans, ...]:
                 expected=any(by_chance(rule, facts) for rule in rules),
                 spans=dict(sorted(spans.items(), key=lambda item: -item[1].tokens)),
                 whole=replace(rows.of(rows.name != "", times, report.confidence), share=None, time=None),
-                relaxed=tuple(_relaxed(report, draft)),
+                relaxed=tuple(rows.relaxed(lossy, report.confidence)) if THINKING in spans else (),
             )
         )
     return tuple(found)
@@ -98,7 +98,9 @@ def compute(report: RunReport) -> tuple[DraftSpans, ...]:
 
 @dataclass(frozen=True)
 class SpanRows:
-    """Spans of documents, [rows]: name, positions with a proposal and the acceptance there, rounds."""
+    """Spans of documents, [rows]: name, positions with a proposal, rounds; `accepted` [rows, rules]: acceptance under the
+    rule of the rounds, and others.
+    """
 
     name: Array
     proposals: Array
@@ -107,12 +109,13 @@ class SpanRows:
 
     @classmethod
     def read(cls, part: LogPart, draft: str, requests: Sequence[TotalsRequest], gamma: int) -> SpanRows | None:
-        """From the log of a draft, each rule of `requests` on its own text; None: there are no such spans."""
+        """From the log of a draft, the first rule of each request on its own text; None: there are no such spans."""
         run, facts, found, first = part.run, part.run.manifest.drafts[draft], list[list[Array]](), 0
         for shard in run.shards:
             texts = run.continuations(shard.index, SHAPED)
             for request in requests:
-                positions = run.positions(draft, shard.index, columns_of(request, facts))
+                columns = columns_of(replace(request, rules=request.rules[:1]), facts)
+                positions = run.positions(draft, shard.index, columns)
                 traced = Traced.of(positions, texts, facts, request)
                 if positions["span"].null_count or not traced.defined.any():
                     continue
@@ -120,7 +123,7 @@ class SpanRows:
                 rounds = traced.rounds(gamma).parts(spans.of_each(len(positions)), len(spans.name), gamma)
                 places = np.searchsorted(traced.shape.document, spans.document)
                 units = part.documents.units.codes[first + places]
-                sums = map(spans.sums, (traced.proposed, traced.accept))
+                sums = spans.sums(traced.proposed), np.stack([*map(spans.sums, traced.accepted.values())], 1)
                 found.append([each[traced.defined[places]] for each in (spans.name, units, *sums, *vars(rounds).values())])
             first += len(texts)
         if not found:
@@ -137,32 +140,19 @@ class SpanRows:
             tokens=float(rounds.tokens.sum()),
             rounds=float(rounds.rounds.sum()),
             share=pooled_share(units, tokens * chosen, tokens, confidence),
-            alpha=pooled_share(rounds.cluster, self.accepted[chosen], self.proposals[chosen], confidence),
+            alpha=pooled_share(rounds.cluster, self.accepted[chosen, 0], self.proposals[chosen], confidence),
             tokens_per_round=tokens_interval(ALL.speedup([rounds], free_draft(gamma)), gamma, confidence),
             speedup=None if times is None else speedup_interval(ALL.routed([(rounds, times)]), confidence),
             time=None if spent is None else pooled_share(units, spent * chosen, spent, confidence),
         )
 
-
-def _relaxed(report: RunReport, draft: str) -> Iterator[RelaxedThinking]:
-    """Yield what each lossy rule of the report accepts in thinking alone, over all documents."""
-
-    def alpha(thinking: Sequence[DraftPool], others: Sequence[DraftPool]) -> Interval | None:
-        sums = [item.spans[THINKING] for item in thinking]
-        sums += [totals for item in others for name, totals in item.spans.items() if name != THINKING]
-        cluster, accepted, proposals = (
-            np.concatenate([getattr(each, name) for each in sums]) for name in ("cluster", "accepted", "proposals")
-        )
-        return pooled_share(cluster, accepted, proposals, report.confidence)
-
-    rule_for = report.inputs.question.rule_for
-    own = [item for item in report.pools if item.draft == draft and item.rule.id == rule_for(item.pool.policy)]
-    own = [item for item in own if item.pool.policy in item.rule.rule.policies and THINKING in item.spans]
-    policies = {item.pool.policy for item in own}
-    for rule in [rule for rule in report.others if parse_rule(rule).rule.lossy] if own else ():
-        pools = draft_pools(report.inputs, [rule], [draft], spans=True)
-        relaxed = [item for item in pools if item.pool.policy in policies]
-        yield RelaxedThinking(rule, alpha(relaxed, []), alpha(relaxed, own))
+    def relaxed(self, rules: Sequence[str], confidence: float) -> Iterator[RelaxedThinking]:
+        """Yield what each of the other rules accepts in thinking alone."""
+        units, thinks = self.rounds.cluster, self.name == THINKING
+        for rule, accepted in zip(rules, self.accepted.T[1:], strict=True):
+            thinking = pooled_share(units[thinks], accepted[thinks], self.proposals[thinks], confidence)
+            mixed = np.where(thinks, accepted, self.accepted[:, 0])
+            yield RelaxedThinking(rule, thinking, pooled_share(units, mixed, self.proposals, confidence))
 
 
 def draw(report: RunReport) -> Iterator[Block]:
