@@ -8,8 +8,8 @@ every round (proof by induction over the round: as long as proposals matched, th
 a mismatch nothing of the draft is used). The same holds for a draft's top token on sampled text.
 
 `expected_replays`: where it is a matter of chance. Given the whole text, the accept events of lossless sampling are
-independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over the number of drafts accepted so
-far in the round gives the expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
+independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over where rounds begin gives the
+expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
 average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together. Blocks of
 drafts that are verified together follow the same program with products of q/p (docs/theory.md, part 6).
 
