@@ -15,6 +15,7 @@ from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests import synthetic
 from tests.loops import each
+from tests.report.test_report_costs import timed
 from tests.reporting import as_first_screen, as_terminal, asked, engine, log_of, reported, runs_of
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -106,6 +107,16 @@ def test_greedy_rounds_by_span_are_those_of_a_plain_loop(report: RunReport) -> N
         assert span.tokens_per_round.value == pytest.approx(tokens[name] / rounds[name], rel=1e-12)
         assert span.alpha is not None
         assert span.alpha.value == pytest.approx(accepted[name] / positions[name], rel=1e-6)
+
+
+def test_spans_share_the_steps_of_a_batch(tmp_path: Path) -> None:
+    """At 16 sequences, some of which draft nothing: a step is as long as what all draft, in whatever span they are."""
+    bare = Domain(documents=20, coverage=0.5)
+    run = timed(tmp_path / "run", recipe=Recipe({"code": bare}, lookups=("ngram",), thinking=0.8))
+    for item in asked(run, concurrency=16).section("spans"):
+        times = [span.share.value / span.speedup.value for span in item.spans.values()]
+        assert sum(times) == pytest.approx(1 / item.whole.speedup.value, rel=1e-12)
+        assert [span.time.value for span in item.spans.values()] == pytest.approx(np.array(times) / sum(times), rel=1e-12)
 
 
 @each("rule", ["auto", "lossless"])
