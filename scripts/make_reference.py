@@ -71,7 +71,7 @@ GROUPS = (
     (options.NoCosts, "`costs` with `source: none`"),
     (options.VllmOptions, "`vllm`"),
     (profile.DecisionOptions, "`decision`"),
-    (profile.Markers, "`thinking`"),
+    (profile.Markers, "`thinking`, and each of `spans`"),
     (profile.ExecutionOptions, "`execution`"),
 )
 

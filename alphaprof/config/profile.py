@@ -47,10 +47,10 @@ RuleId = Annotated[str, BeforeValidator(lambda given: parse_rule(given).id)]
 
 
 class Markers(Options):
-    """The markers around the thinking part of a text."""
+    """The markers around a part of a text, which belong to it, as a token does whose first character is in it."""
 
-    begin: str = Field("<think>", min_length=1, description="marker that begins thinking; it may already be in the prompt")
-    end: str = Field("</think>", min_length=1, description="marker that ends thinking")
+    begin: str = Field("<think>", min_length=1, description="marker that begins the part; of thinking, also in the prompt")
+    end: str = Field("</think>", min_length=1, description="marker that ends it; without one it goes on to the end")
 
 
 # Yardsticks that a source may name, and how their published rows become prompts: the first turn, as `vllm bench serve` does.
@@ -267,6 +267,12 @@ class ProfileOptions(Options):
     decision: DecisionOptions = DecisionOptions()
     execution: ExecutionOptions = ExecutionOptions()
     thinking: Markers | None = Field(None, description="report thinking and answer separately; default: together")
+    spans: Annotated[dict[str, Markers], BeforeValidator(lambda given: {} if given == AUTO else given)] | None = Field(
+        None,
+        description="auto: report thinking, tool calls (as the target's chat template marks them), code (fenced), json (an "
+        "answer that is all JSON, or fenced) and answer separately, each without others inside; {NAME: {begin, end}}: these "
+        "as well, by markers of your own",
+    )
     batch_tokens: Annotated[Whole, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="maximum padded tokens per batch (a single document may exceed it); auto: by the GPU's memory and the "

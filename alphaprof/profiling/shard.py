@@ -24,9 +24,9 @@ from alphaprof.profiling.texts.continuations import (
     given,
     halving,
     scoring_batches,
-    spans,
 )
 from alphaprof.profiling.texts.corpus import Document, DocumentSource, document_of
+from alphaprof.profiling.texts.spans import kinds_of, spans
 from alphaprof.run.manifest import DraftFacts, Shard
 from alphaprof.run.writer import RunWriter
 
@@ -145,9 +145,9 @@ def score_shard(
                 scored[draft] |= by_document(items, arrays)
         halved += times
         advance(len(batch), sum(len(item.ids) for item in batch))
-    markers, named = loaded.options.thinking, None
-    if markers is not None:
-        named = [spans(markers, loaded.tokenizer, item.document.prompt, item.ids) for item in continuations]
+    words, named = loaded.tokenizer, None
+    if (kinds := kinds_of(loaded.options, words)) is not None:
+        named = [spans(kinds, words, item.document.prompt, item.ids, item.finish == "eos") for item in continuations]
     held, positions = loaded.scorer.extras.log_rules(loaded.options.rules), dict[str, pa.Table]()
     for name, found in scored.items():
         can = drafts[name]

@@ -18,6 +18,7 @@ CATEGORY = pa.dictionary(pa.int32(), pa.string())
 # What a column needs that not every log has: a draft with a distribution; a draft whose proposals depend on where a round
 # starts; spans of texts; several depths of a round at each row. a_t and beta_t: see rules.py.
 NEEDS = DISTRIBUTION, STARTS, SPANS, DEPTHS = "distribution", "starts", "spans", "depths"
+THINKING, ANSWER = "thinking", "answer"  # spans that have a meaning here; others have any name
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
 PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule and in spans
     "pairs": "Neighboring positions that both have a proposal.",

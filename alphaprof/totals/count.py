@@ -15,10 +15,12 @@ from alphaprof.run.schema import DEPTH_COUNTS, PAIR_COUNTS, Column, arrow_schema
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.hybrid import BY_LOOKUP
 from alphaprof.totals.replay import (
+    RoundList,
     Rounds,
     Trace,
     expected_replays,
     listed_rounds,
+    possible_rounds,
     replays,
     run_lengths,
     runs_by_depth,
@@ -118,6 +120,10 @@ class Spans:
         each, held = np.add.reduceat(values, self.start, dtype=np.float64), self.row >= 0
         return np.bincount(self.row[held], each[held], len(self.name))
 
+    def of_each(self, positions: int) -> Array:
+        """Return the row of each position, [positions]; -1: it is in none."""
+        return np.repeat(self.row, np.diff(self.start, append=positions))
+
 
 def policies(documents: pa.Table) -> Array:
     """Return how the target chose the tokens of each document, [documents]: greedy, sampled, or empty if it did not."""
@@ -185,18 +191,44 @@ def _traced(
     return trace, chances if by_chance(rule, draft) else None
 
 
-def factual_trace(
-    positions: pa.Table, documents: pa.Table, draft: DraftFacts, request: TotalsRequest
-) -> tuple[Trace, Array, Array]:
-    """Of some shards under the one rule of `request`, whose rounds are facts: the trace of all documents, whether each token
-    is what the draft proposed [positions], and which documents have rounds [documents].
+@dataclass(frozen=True)
+class Traced:
+    """Some shards of a draft's log under one rule: their documents, the trace of these, and a_t and beta_t if rounds are
+    expectations. [positions]: whether the draft `proposed`, a_t as `kept` (of facts whether the token is what it proposed),
+    and by rule what is accepted; `defined` [documents]: which have rounds.
     """
-    (rule,), shape = rules_of(request.rules), Shape.of(documents)
-    columns = _columns(positions, shape, request, draft)
-    emitted = rule.emitted(columns)
-    kept = np.where(columns["proposed"] > 0, 0.0 if emitted is None else emitted, 0.0)
-    trace, _ = _traced(rule, columns, shape, (kept, kept), draft, request)
-    return trace, kept, np.isin(shape.policy, rule.rule.policies)
+
+    shape: Shape
+    trace: Trace
+    chances: tuple[Array, Array] | None
+    blocks: bool
+    proposed: Array
+    kept: Array
+    accepted: dict[str, Array]
+    defined: Array
+
+    @classmethod
+    def of(cls, positions: pa.Table, documents: pa.Table, draft: DraftFacts, request: TotalsRequest) -> Traced:
+        """From some shards under the first rule of `request`; of the others there is acceptance alone."""
+        rules, shape = rules_of(request.rules), Shape.of(documents)
+        columns = _columns(positions, shape, dataclasses.replace(request, rules=request.rules[:1]), draft)
+        ready, emitted = columns["proposed"] > 0, rules[0].emitted(columns)
+        kept = np.where(ready, 0.0 if emitted is None else emitted, 0.0)
+        accepted = {rule.id: np.where(ready, rule.accept(columns), 0.0) for rule in rules}
+        trace, chances = _traced(rules[0], columns, shape, (kept, accepted[rules[0].id]), draft, request)
+        defined, blocks = np.isin(shape.policy, rules[0].rule.policies), rules[0].rule.blocks
+        return cls(shape, trace, chances, blocks, ready, kept, accepted, defined)
+
+    @property
+    def own(self) -> Trace:
+        """The trace of the documents that have rounds."""
+        return some_documents(self.trace, self.defined)
+
+    def rounds(self, gamma: int) -> RoundList:
+        """Return all rounds that there are, or may be, at a gamma."""
+        if self.chances is None:
+            return listed_rounds(self.own, gamma)
+        return possible_rounds(self.own, self.chances, gamma, self.blocks)
 
 
 def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:

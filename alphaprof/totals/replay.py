@@ -8,8 +8,8 @@ every round (proof by induction over the round: as long as proposals matched, th
 a mismatch nothing of the draft is used). The same holds for a draft's top token on sampled text.
 
 `expected_replays`: where it is a matter of chance. Given the whole text, the accept events of lossless sampling are
-independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over the number of drafts accepted so
-far in the round gives the expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
+independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over where rounds begin gives the
+expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
 average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together. Blocks of
 drafts that are verified together follow the same program with products of q/p (docs/theory.md, part 6).
 
@@ -162,20 +162,59 @@ def runs_by_depth(agrees: Array, proposed: Array, start: Ints, stop: Ints) -> In
 
 @dataclass(frozen=True)
 class RoundList:
-    """Rounds one by one, [rounds]: the document of each, where it starts, and what it drafted, accepted and emitted."""
+    """Rounds one by one, [rounds]: the document of each, where it starts, and what it drafted, accepted and emitted;
+    `chance`: how probable it is, 1 if rounds are facts.
+    """
 
     document: Ints
     at: Ints
     drafted: Ints
     accepted: Ints
     emitted: Ints
+    chance: Array
+
+    def parts(self, row: Ints, rows: int, gamma: int) -> Rounds:
+        """Return the counts of each part of the texts, [rows]: each of the n tokens of a round takes 1/n of it. `row`
+        [positions]: the part that a token is in.
+        """
+        first = np.cumsum(self.emitted) - self.emitted
+        each = np.repeat(np.arange(len(self.at)), self.emitted)  # the round of each token
+        part = row[np.arange(len(each)) + (self.at - first)[each]]
+        counts = np.stack([self.drafted, self.accepted, self.emitted])
+        return by_token(counts[:, each], part, rows, gamma, self.chance[each])
+
+
+def by_token(counts: Ints, row: Ints, rows: int, gamma: int, chance: Array | float = 1.0) -> Rounds:
+    """Return the counts of parts of texts, [rows], where each of the n tokens of a round takes 1/n of it. `counts` [3,
+    tokens]: what the round of a token drafted, accepted and emitted; `row` [tokens]: the part that the token is in.
+    """
+    drafted, accepted, emitted = counts
+    share = chance / emitted
+
+    def at_least(numbers: Ints) -> Array:
+        exactly = np.bincount(row * (gamma + 1) + numbers, share, rows * (gamma + 1)).reshape(rows, gamma + 1)
+        return np.asarray(exactly[:, ::-1].cumsum(1)[:, ::-1][:, 1:])
+
+    whole, tokens = (np.bincount(row, np.broadcast_to(each, len(row)), rows) for each in (share, chance))
+    tested = np.minimum(drafted, emitted)
+    return Rounds(whole, tokens, at_least(drafted), at_least(tested), at_least(accepted), np.zeros(rows))
 
 
 def listed_rounds(trace: Trace, gamma: int) -> RoundList:
     """Return the rounds of all documents for one gamma, document by document."""
     from alphaprof.totals.replay_loops import list_rounds
 
-    return RoundList(*list_rounds(_positions(trace), _documents(trace), gamma, trace.unsure is not None).T)
+    found = list_rounds(_positions(trace), _documents(trace), gamma, trace.unsure is not None)
+    return RoundList(*[*found.T, np.ones(len(found))])
+
+
+def possible_rounds(trace: Trace, chances: tuple[Array, Array], gamma: int, blocks: bool = False) -> RoundList:
+    """Return all rounds that there may be given the texts, for one gamma, of which `expected_replays` has the sums."""
+    from alphaprof.totals.replay_loops import list_chances
+
+    most, before_end = _drafted_at_most(trace)
+    found, chance = list_chances((most, before_end, _by_depth(chances[0])), _documents(trace), gamma, blocks)
+    return RoundList(*[*found.T, chance])
 
 
 def replay(trace: Trace, gamma: int) -> Rounds:
@@ -205,11 +244,17 @@ def expected_replays(
 
     counts = _nothing(trace, gammas)
     kept, accept = map(_by_depth, chances)
-    most = before_end = np.ascontiguousarray(trace.proposed, dtype=np.int64)
-    if trace.unsure is not None:
-        before_end = np.minimum(most, _next(trace.unsure) - np.arange(len(most)))
+    most, before_end = _drafted_at_most(trace)
     expect_rounds((most, before_end, kept, accept), _documents(trace), np.array(gammas), blocks, counts)
     return _by_gamma(trace, gammas, counts)
+
+
+def _drafted_at_most(trace: Trace) -> tuple[Ints, Ints]:
+    """Return how many tokens a round drafts at most, and before the draft's own end, [positions] each."""
+    most = np.ascontiguousarray(trace.proposed, dtype=np.int64)
+    if trace.unsure is None:
+        return most, most
+    return most, np.minimum(most, _next(trace.unsure) - np.arange(len(most)))
 
 
 def _by_depth(values: Array) -> Array:

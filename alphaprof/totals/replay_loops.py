@@ -88,38 +88,34 @@ def expect_rounds(
     """
     most, before_end, kept, accept = positions
     rounds, depths, control = counts
-    general = blocks or kept.shape[1] > 1
-    state = np.empty(gammas.max() + 1)  # [i]: probability that i drafts of the current round were accepted
-    weight = np.empty(gammas.max() + 1)  # [i]: of its beginning, times the ratios of i drafts
+    by_depth = kept.shape[1] > 1
+    begins = np.zeros(len(most) + 1)  # probability that a round begins at a position
     drafts = np.empty(gammas.max() + 1)  # [n]: expected rounds that drafted exactly n tokens
+    reached = np.empty(gammas.max() + 2)
     for document in range(len(documents[0])):
         start, stop = documents[0][document], documents[1][document]
         first = 0
         for index, gamma in enumerate(gammas):
             tested, accepted = depths[1, document, first : first + gamma], depths[2, document, first : first + gamma]
-            state[:] = weight[:] = 0.0
-            state[0] = 1.0
             drafts[:] = 0.0
+            begins[start + 1] = 1.0
             for at in range(start + 1, stop):
-                rounds[index, document] += state[0]
-                drafts[min(gamma, most[at])] += state[0]
-                deepest = min(gamma - 1, at - start)  # a draft is tested where its round has one left
-                if general:
-                    chain, ends = (state, weight, tested, accepted), (most, before_end, drafts, gamma)
-                    emitted, off = _test(chain, ends, (kept[at], accept[at]), (at, deepest), blocks)
-                    state[0] = 1.0 - emitted
-                    control[index, document] += off
+                chance, begins[at] = begins[at], 0.0
+                if chance == 0:
                     continue
-                a = kept[at, 0]
-                total = 0.0
-                for i in range(deepest, -1, -1):
-                    reached = _drafted(drafts, (most[at - i], before_end[at - i], gamma), i, state[i])
-                    tested[i] += reached
-                    accepted[i] += a * reached
-                    state[i + 1] = a * reached
-                    total += reached
-                state[0] = 1.0 - a * total
-                control[index, document] += total * (a - accept[at, 0])
+                longest = _accepts((most, before_end, kept), at, stop, (gamma, blocks), reached)
+                rounds[index, document] += chance
+                for i in range(longest):
+                    place, column = at + i, i if by_depth else 0
+                    tested[i] += chance * reached[i]
+                    accepted[i] += chance * reached[i + 1]
+                    begins[place + 1] += chance * (reached[i] - reached[i + 1])
+                    control[index, document] += chance * reached[i] * (min(kept[place, column], 1.0) - accept[place, column])
+                begins[min(at + longest + 1, stop)] += chance * reached[longest]
+                ended = chance * reached[longest] if _ended(before_end, at, stop, longest) else 0.0
+                drafts[longest] += ended
+                drafts[min(gamma, most[at])] += chance - ended
+            begins[stop] = 0.0
             at_least = 0.0
             for depth in range(gamma, 0, -1):
                 at_least += drafts[depth]
@@ -128,50 +124,55 @@ def expect_rounds(
 
 
 @compiled
-def _drafted(drafts: Array, lengths: tuple[int, int, int], accepted: int, chance: float) -> float:
-    """Return the chance of one more draft after those that were accepted, and note what a round drafts once that is known:
-    at its own end.
+def list_chances(
+    positions: tuple[Array, Array, Array], documents: Documents, gamma: int, blocks: bool
+) -> tuple[Array, Array]:
+    """Return what `list_rounds` does of all rounds that may be, [rounds, 5], and the probability of each, [rounds].
+    `positions`, `blocks`: those of `expect_rounds`, without beta_t.
     """
-    most, before_end, gamma = lengths
-    left = before_end - accepted
-    if left == 0:
-        drafts[min(gamma, most)] -= chance
-        drafts[before_end] += chance
-    return chance if left > 0 else 0.0
+    most, before_end, _ = positions
+    rounds, chance = np.empty((len(most) * (gamma + 1), 5), dtype=np.int64), np.empty(len(most) * (gamma + 1))
+    begins, reached, count = np.zeros(len(most) + 1), np.empty(gamma + 2), 0
+    for document in range(len(documents[0])):
+        start, stop = documents[0][document], documents[1][document]
+        begins[start + 1] = 1.0
+        for at in range(start + 1, stop):
+            longest = _accepts(positions, at, stop, (gamma, blocks), reached)
+            for accepted in range(longest + 1):
+                chance[count] = begins[at] * (reached[accepted] - reached[accepted + 1])
+                if chance[count] > 0:
+                    ended = accepted == longest and _ended(before_end, at, stop, longest)
+                    drafted, emitted = longest if ended else min(gamma, most[at]), min(accepted + 1, stop - at)
+                    rounds[count] = np.array((document, at, drafted, accepted, emitted))
+                    begins[at + emitted] += chance[count]
+                    count += 1
+    return rounds[:count], chance[:count]
 
 
 @compiled
-def _test(
-    chain: tuple[Array, Array, Array, Array],
-    ends: tuple[Array, Array, Array, int],
-    chances: tuple[Array, Array],
-    place: tuple[int, int],
-    blocks: bool,
-) -> tuple[float, float]:
-    """Test a draft of each round at a position, where a_t and beta_t [depths] depend on the depth, or rounds are verified in
-    blocks: how many drafts are kept, and by how many that is off the mean.
+def _accepts(positions: tuple[Array, Array, Array], at: int, stop: int, how: tuple[int, bool], reached: Array) -> int:
+    """Return how many drafts a round that starts `at` can get accepted; `reached` [i]: the probability of i or more, up to
+    one more than that.
 
     Given the text, a block keeps at least i drafts with the probability min over j = 0..i of the product of its first j
     ratios q/p (docs/theory.md, part 6).
     """
-    state, weight, tested, accepted = chain
-    (kept, accept), (at, deepest) = chances, place
-    most, before_end, drafts, gamma = ends
-    by_depth = len(kept) > 1
-    weight[0] = state[0]
-    emitted = off = 0.0
-    for i in range(min(deepest, len(kept) - 1) if by_depth else deepest, -1, -1):
-        column = i if by_depth else 0
-        a = kept[column]
-        reached = _drafted(drafts, (most[at - i], before_end[at - i], gamma), i, state[i])
-        weight[i + 1] = min(a * weight[i], HUGE)
-        after = min(reached, weight[i + 1]) if blocks else a * reached
-        tested[i] += reached
-        accepted[i] += after
-        state[i + 1] = after
-        emitted += after
-        off += (min(a, 1.0) - accept[column]) * reached
-    return emitted, off
+    (most, before_end, kept), (gamma, blocks) = positions, how
+    by_depth = kept.shape[1] > 1
+    longest: int = min(gamma, most[at], before_end[at], stop - at, kept.shape[1] if by_depth else gamma)
+    reached[0] = weight = 1.0
+    for i in range(longest):
+        a = kept[at + i, i if by_depth else 0]
+        weight = min(a * weight, HUGE)
+        reached[i + 1] = min(reached[i], weight) if blocks else a * reached[i]
+    reached[longest + 1] = 0.0
+    return longest
+
+
+@compiled
+def _ended(before_end: Array, at: int, stop: int, longest: int) -> bool:
+    """Return whether a round whose drafts are all accepted ends where the draft does, so that it drafts no more."""
+    return longest == before_end[at] and at + longest < stop
 
 
 @compiled

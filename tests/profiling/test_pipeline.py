@@ -27,7 +27,6 @@ from safetensors.torch import load_file, save_file
 from alphaprof.commands.check import SAME, check_baseline
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import TargetOptions
-from alphaprof.config.profile import Markers
 from alphaprof.errors import (
     ModelUnloadable,
     OutOfMemory,
@@ -37,7 +36,8 @@ from alphaprof.errors import (
 from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import load_model
-from alphaprof.profiling.texts.continuations import generate, spans
+from alphaprof.profiling.texts.continuations import generate
+from alphaprof.profiling.texts.spans import Kind, spans
 from alphaprof.report.build import build_report
 from alphaprof.report.serving import paste_formats
 from alphaprof.rules import DEFAULT_RULES
@@ -578,13 +578,13 @@ def test_sampled_text_is_scored_with_its_settings_and_every_token_is_possible(sa
 
 
 def test_spans_of_a_run_are_those_of_its_texts(sampled_run: Run, greedy_run: Run) -> None:
-    markers, words = Markers(**MIXED["thinking"]), tokenizer()
+    kinds, words = [Kind("thinking", **MIXED["thinking"])], tokenizer()
     for draft in ("close", "ngram"):
         log = log_of(sampled_run, draft)
         for shard in sampled_run.shards:
             for row in sampled_run.continuations(shard.index).to_pylist():
                 found = log.loc[log["document"] == row["document"], "span"]
-                assert found.tolist() == spans(markers, words, row["prompt_ids"], row["continuation_ids"]).tolist()
+                assert found.tolist() == spans(kinds, words, row["prompt_ids"], row["continuation_ids"]).tolist()
     assert set(log_of(sampled_run, "close")["span"]) == {"thinking", "answer"}
     assert log_of(greedy_run, "close")["span"].isna().all()
 

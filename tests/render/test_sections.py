@@ -93,7 +93,7 @@ def test_all_is_every_section_that_has_something_in_the_order_of_the_table(whole
         assert head.count("\n") == 1
         assert f"run {report.run.path} (complete)" in head
     assert empty_of(whole) == ["load"]
-    assert empty_of(bare) == ["rules", "load", "context", "requests", "times", "wiring"]
+    assert empty_of(bare) == ["rules", "spans", "load", "context", "requests", "times", "wiring"]
 
 
 def test_a_section_that_is_asked_for_by_name_is_never_silent(whole: RunReport, bare: RunReport) -> None:

@@ -23,7 +23,15 @@ from hypothesis import strategies as st
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.totals import count, replay_loops
 from alphaprof.totals.count import TotalsRequest
-from alphaprof.totals.replay import Rounds, Trace, expected_replays, listed_rounds, replay, run_lengths
+from alphaprof.totals.replay import (
+    Rounds,
+    Trace,
+    expected_replays,
+    listed_rounds,
+    possible_rounds,
+    replay,
+    run_lengths,
+)
 from tests.generators import before_eos, by_llama_cpp
 from tests.loops import each
 
@@ -99,6 +107,51 @@ def test_documents_side_by_side_equal_the_plain_loop(given_documents: list[list[
             assert counted.drafted[index, depth - 1] == sum(drafted >= depth for drafted, _, _, _ in expected)
             assert counted.accepted[index, depth - 1] == sum(accepted >= depth for _, accepted, _, _ in expected)
             assert counted.tested[index, depth - 1] == sum(tested >= depth for _, _, _, tested in expected)
+
+
+def test_parts_by_hand() -> None:
+    """Twelve tokens: the prefill's, then rounds of 3, 1, 4 and 3 tokens; "a" ends within the first, "b" within the third."""
+    one = trace([0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1])
+    assert rounds(one, 3) == [(3, 2), (3, 0), (3, 3), (3, 3)]
+    row = np.array([0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2])
+    found = listed_rounds(one, 3).parts(row, 3, 3)
+    assert found.tokens.tolist() == [1, 4, 6]
+    assert found.rounds == pytest.approx([1 / 3, 2 / 3 + 1 + 1 / 4, 3 / 4 + 1], abs=1e-15)
+    assert found.drafted == pytest.approx(np.repeat(found.rounds, 3).reshape(3, 3), abs=1e-15)
+    assert found.accepted[:, 0] == pytest.approx([1 / 3, 2 / 3 + 1 / 4, 3 / 4 + 1], abs=1e-15)
+    assert found.accepted[:, 2] == pytest.approx([0, 1 / 4, 3 / 4 + 1], abs=1e-15)
+    assert found.tested[:, 1] == pytest.approx([1 / 3, 2 / 3 + 1 / 4, 3 / 4 + 1], abs=1e-15)
+
+
+@st.composite
+def chances_of_texts(draw: st.DrawFn) -> tuple[Trace, tuple[Array, Array], int, bool]:
+    """Several texts with what a_t or ratios are, at every depth or by depth, and where a draft is unsure; gamma, blocks."""
+    lengths, gamma = draw(st.lists(st.integers(1, 25), min_size=1, max_size=4)), draw(st.integers(1, 6))
+    size, blocks = sum(lengths), draw(st.booleans())
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    kept = rng.random((size, gamma) if draw(st.booleans()) else size) * (3 if blocks else 1)
+    kept = np.where(rng.random(kept.shape) < 0.2, 0.0, kept)
+    many = corpus(np.zeros(size), rng.integers(0, gamma + 2, size), lengths)
+    many = dataclasses.replace(many, unsure=rng.random(size) < 0.2 if draw(st.booleans()) else None)
+    return many, (kept, np.zeros_like(kept)), gamma, blocks
+
+
+@given(chances_of_texts(), st.integers(1, 4), st.randoms(use_true_random=False))
+@settings(max_examples=300, deadline=None)
+def test_parts_of_texts_add_up_to_them(case: tuple[Trace, tuple[Array, Array], int, bool], parts: int, chooses: Any) -> None:
+    """Whatever the texts and their borders: to what the program over states expects, or to the facts of the replay."""
+    many, chances, gamma, blocks = case
+    row = np.repeat(np.arange(len(many.start)), many.stop - many.start) * parts
+    row += np.array([chooses.randrange(parts) for _ in row])
+    facts = dataclasses.replace(many, run=run_lengths(row % 2 == 0, many.start, many.stop))
+    for found, whole in (
+        (possible_rounds(many, chances, gamma, blocks), expected_replays(many, chances, [gamma], blocks)[gamma]),
+        (listed_rounds(facts, gamma), replay(facts, gamma)),
+    ):
+        counted = found.parts(row, parts * len(many.start), gamma)
+        for name in ("rounds", "tokens", "drafted", "tested", "accepted"):
+            sums = np.add.reduceat(getattr(counted, name), np.arange(0, parts * len(many.start), parts))
+            np.testing.assert_allclose(sums, getattr(whole, name), rtol=0, atol=1e-12, err_msg=name)
 
 
 def test_a_document_of_one_token() -> None:
@@ -344,10 +397,42 @@ def test_expected_counts_are_those_of_every_way_it_can_go(blocks: bool, tiny_mod
     assert found.tokens.tolist() == [len(text) - 1 for text in written]
 
 
+@in_blocks
+def test_parts_of_texts_have_their_tokens_share_of_every_way_it_can_go(
+    blocks: bool, tiny_models: tuple[Models, int]
+) -> None:
+    """Given each text, cut anywhere into three parts: each of the n tokens of a round takes 1/n of it."""
+    models, gamma = tiny_models
+    written = list(texts(models))
+    one, *chances = logged(models, written, blocks)
+    part = np.random.default_rng(gamma).integers(3, size=len(one.run))
+    row = np.repeat(np.arange(len(written)), one.stop - one.start) * 3 + part
+    found = possible_rounds(one, tuple(chances), gamma, blocks).parts(row, 3 * len(written), gamma)
+    law, enumerated, index = process(models, gamma, blocks), Rounds.none(3 * len(written), gamma), {}
+    chance = Counter[tuple[int, ...]]()
+    for (text, _), share in law.items():
+        chance[text] += share
+    index, depth = {text: number for number, text in enumerate(written)}, np.arange(1, gamma + 1)
+    for (text, rounds), share in law.items():
+        at = one.start[index[text]] + 1
+        for drafted, tested, accepted in rounds:
+            emitted = min(accepted + 1, one.stop[index[text]] - at)
+            for place in range(at, at + emitted):
+                weight = share / chance[text] / emitted
+                enumerated.rounds[row[place]] += weight
+                enumerated.tokens[row[place]] += share / chance[text]
+                enumerated.drafted[row[place]] += weight * (depth <= drafted)
+                enumerated.tested[row[place]] += weight * (depth <= tested)
+                enumerated.accepted[row[place]] += weight * (depth <= accepted)
+            at += emitted
+    for name in ("rounds", "tokens", "drafted", "tested", "accepted"):
+        assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
+
+
 @each("before", [-1e300, 1e300, math.nan])
 @in_blocks
 def test_what_memory_held_before_changes_no_count(blocks: bool, before: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_loops, "np", SimpleNamespace(empty=lambda size: np.full(size, before)))
+    monkeypatch.setattr(replay_loops, "np", SimpleNamespace(empty=lambda size: np.full(size, before), zeros=np.zeros))
     monkeypatch.setattr(replay_loops, "expect_rounds", replay_loops.expect_rounds.py_func)  # type: ignore[attr-defined]
     kept = np.array([0.5, 1.5, 0.25, 0.75, 2.0]) if blocks else np.array([0.5, 0.9, 0.25, 0.75, 0.1])
     text = trace([0] * 5)

@@ -1,12 +1,11 @@
-"""The text that positions are measured on: generated or given, in batches that a resumed run makes again; its spans."""
+"""The text that positions are measured on: generated or given, in batches that a resumed run makes again."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,19 +19,10 @@ from alphaprof.profiling.models.processing import Sampler, uniforms
 from alphaprof.profiling.texts.corpus import Document, Ids, stored
 from alphaprof.run.schema import CONTINUATION_COLUMNS, arrow_schema
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from alphaprof.config.profile import Markers
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 LEAST = 1 / 16
 PADDING = 0.07  # of a scoring batch, at most, while it is not too small
-MOST_BYTES = 4  # of a character
-UNFINISHED = "\ufffd"  # what bytes decode to that make no character
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
-Names = np.ndarray[Any, np.dtype[np.str_]]
 
 
 def batches(lengths: Sequence[int], budget: int, padding: float = 1.0) -> Iterator[list[int]]:
@@ -203,54 +193,3 @@ def _row(continuation: Continuation) -> dict[str, Any]:
         "finish": continuation.finish,
         "continuation_ids": continuation.ids,
     }
-
-
-def spans(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, ids: Any) -> Names:
-    """Return the name of the span that each token of a continuation belongs to, [positions]."""
-    return np.where(thinking(markers, tokenizer, prompt, ids), "thinking", "answer")
-
-
-def thinking(markers: Markers, tokenizer: PreTrainedTokenizerBase, prompt: Any, ids: Any) -> Flags:
-    """Return which tokens of a continuation belong to the thinking part, its markers included; [positions].
-
-    Markers are looked for in the decoded text of prompt and continuation: how a tokenizer cuts them does not matter.
-    Thinking that begins in the prompt (a chat template may open it) goes on; a part without an end, to the last token.
-    """
-    tokens = [int(token) for token in (*prompt, *ids)]
-    sizes, texts = zip(*_pieces(tokens, tokenizer), strict=True)
-    stops = np.cumsum([len(text) for text in texts])
-    starts = stops - [len(text) for text in texts]
-    inside = np.zeros(len(texts), dtype=bool)
-    for first, last in _between("".join(texts), markers):
-        inside |= (stops > first) & (starts < (stops[-1] if last is None else last))
-    return np.repeat(inside, sizes)[len(prompt) :]
-
-
-def _pieces(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, str]]:
-    """Pieces of whole characters: the number of tokens of each, and its text. Each is decoded after the one before, since
-    some tokenizers drop a space at the beginning of what they decode.
-    """
-
-    def text(part: list[int]) -> str:
-        return str(tokenizer.decode(part, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    before: list[int] = []
-    place = 0
-    while place < len(tokens):
-        known = len(text(before))
-        sizes = range(1, min(MOST_BYTES, len(tokens) - place) + 1)
-        pieces = ((size, text([*before, *tokens[place : place + size]])[known:]) for size in sizes)
-        first = next(pieces)
-        size, piece = next((pair for pair in itertools.chain([first], pieces) if UNFINISHED not in pair[1]), first)
-        yield size, piece
-        before = tokens[place : place + size]
-        place += size
-
-
-def _between(text: str, markers: Markers) -> Iterator[tuple[int, int | None]]:
-    """Where thinking begins and ends in a text, as character offsets, markers included; None: it does not end."""
-    place: int | None = 0
-    while place is not None and (begin := text.find(markers.begin, place)) >= 0:
-        end = text.find(markers.end, begin + len(markers.begin))
-        place = None if end < 0 else end + len(markers.end)
-        yield begin, place

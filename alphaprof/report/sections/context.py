@@ -24,9 +24,9 @@ from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.student import quantile
-from alphaprof.totals.count import SHAPED, TotalsRequest, by_chance, columns_of, factual_trace, has_rounds, some_documents
+from alphaprof.totals.count import SHAPED, TotalsRequest, Traced, by_chance, columns_of, has_rounds
 from alphaprof.totals.log_sample import LogPart
-from alphaprof.totals.replay import RoundCounts, Rounds, Trace, listed_rounds
+from alphaprof.totals.replay import RoundCounts, Trace, by_token, listed_rounds
 
 ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
 ALL = Mix(("",), None)
@@ -118,16 +118,16 @@ class ContextTokens:
         columns = columns_of(request, facts)
         for shard in run.shards:
             texts = run.continuations(shard.index, [*SHAPED, "prompt_tokens"])
-            trace, kept, defined = factual_trace(run.positions(draft, shard.index, columns), texts, facts, request)
+            traced = Traced.of(run.positions(draft, shard.index, columns), texts, facts, request)
+            trace, kept = traced.trace, traced.kept
             size = trace.stop - trace.start
             row, place = np.repeat(np.arange(len(size)), size), np.arange(len(kept))
             begun, left = place - trace.start[row], trace.stop[row] - place
-            at = np.flatnonzero(defined[row] & (begun >= 1))
+            at = np.flatnonzero(traced.defined[row] & (begun >= 1))
             units, prompts = part.documents.units.codes[first + row], texts["prompt_tokens"].to_numpy()[row]
             arrays = {"unit": units, "document": first + row, "context": prompts + begun, "begun": begun, "left": left}
             arrays |= {"proposed": trace.proposed > 0, "kept": kept}
-            own = some_documents(trace, defined)
-            rounds = {gamma: _of_each_token(own, gamma) for gamma in facts.lengths(request.gammas)}
+            rounds = {gamma: _of_each_token(traced.own, gamma) for gamma in facts.lengths(request.gammas)}
             chosen = {name: values[at] for name, values in arrays.items()}
             parts.append(cls(**chosen, rounds=rounds, stops=request.stops(facts)))
             first += len(size)
@@ -144,17 +144,7 @@ class ContextTokens:
     def counts(self, gamma: int, chosen: Array) -> RoundCounts:
         """Return the shares of rounds that lie at some of the tokens, by document."""
         documents, first, row = np.unique(self.document[chosen], return_index=True, return_inverse=True)
-        drafted, accepted, emitted = (values[chosen] for values in self.rounds[gamma])
-        size, share = len(documents), 1.0 / emitted
-
-        def at_least(counts: Array) -> Array:
-            exactly = np.bincount(row * (gamma + 1) + counts, share, size * (gamma + 1)).reshape(size, gamma + 1)
-            return np.asarray(exactly[:, ::-1].cumsum(1)[:, ::-1][:, 1:])
-
-        tested = np.minimum(drafted, accepted + 1)
-        tokens = np.bincount(row, minlength=size).astype(np.float64)
-        each = np.bincount(row, share, size)
-        rounds = Rounds(each, tokens, at_least(drafted), at_least(tested), at_least(accepted), np.zeros(size))
+        rounds = by_token(self.rounds[gamma][:, chosen], row, len(documents), gamma)
         return RoundCounts.of(rounds, self.unit[chosen][first], self.stops)
 
     def drift(self, gamma: int, confidence: float) -> Interval | None:
