@@ -54,14 +54,16 @@ DEVICES = {
 @dataclass(frozen=True)
 class Efficiency:
     """The shares of bandwidth and of peak that real kernels reach, in (0, 1]; with tensor parallelism the latency of the
-    all-reduces of one layer in ms (0: the devices exchange for nothing); and `expert_reuse`: k tokens of one sequence that
-    are verified together touch the experts of k**expert_reuse independent ones (1: neighbors share no experts).
+    all-reduces of one layer in ms (0: the devices exchange for nothing); `expert_reuse`: k tokens of one sequence that are
+    verified together touch the experts of k**expert_reuse independent ones (1: neighbors share no experts); and `overlap`, p
+    of (moving^p + computing^p)^(1/p): at 1 the two take turns, at infinity the longer one hides the other.
     """
 
     memory: float = 1.0
     compute: float = 1.0
     all_reduce_ms: float = 0.0
     expert_reuse: float = 1.0
+    overlap: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ ENGINES = {
         layer_us=38.8,
         expert_layer_us=28.4,
         round_ms=0.74,
-        draft_ms=0.142,
-        efficiency=Efficiency(memory=0.8, compute=0.66, expert_reuse=0.7),
+        draft_ms=0.15,
+        efficiency=Efficiency(memory=0.8, compute=0.66, expert_reuse=0.7, overlap=2.5),
         accelerator="h200",
         batch=8,
         context=4096,
