@@ -348,7 +348,8 @@ class ProfileOptions(Options):
         if accelerator is None:
             return self.model_copy(update={"costs": costs.model_copy(update={"source": "measured"})})
         given = {"concurrency": costs.concurrency} if "concurrency" in costs.model_fields_set else {}
-        computed = RooflineCosts(source="roofline", accelerator=accelerator, tp=tp, preset="sglang-h200", **given)
+        preset = "sglang-h200" if accelerator == "h200" else "vllm-0.11"
+        computed = RooflineCosts(source="roofline", accelerator=accelerator, tp=tp, preset=preset, **given)
         return self.model_copy(update={"costs": computed})
 
     def models(self) -> dict[str, ModelOptions]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alphaprof.config.hardware import Accelerator, Efficiency
+from alphaprof.config.hardware import UNMEASURED, Accelerator, Efficiency
 from alphaprof.costs.shapes import ModelShape
 
 
@@ -29,8 +29,7 @@ def experts_touched(shape: ModelShape, tokens: float) -> float:
 
 def weights_moved(shape: ModelShape, load: Load, tp: int = 1, expert_reuse: float = 1.0) -> float:
     """Return bytes of weights that each of `tp` devices reads in a step: those that are used."""
-    touched = experts_touched(shape, load.tokens**expert_reuse * load.batch) * shape.expert_parameters
-    return (shape.shared_parameters - shape.looked_up + touched) * shape.weight_bytes / tp
+    return shape.read_bytes(experts_touched(shape, load.tokens**expert_reuse * load.batch)) / tp
 
 
 def cache_moved(shape: ModelShape, load: Load, tp: int = 1) -> float:
@@ -66,15 +65,26 @@ def step_ms(
     What a kernel reads and what it computes overlap: it takes (moving^p + computing^p)^(1/p), p = `efficiency.overlap`.
     Matrix products and attention are kernels of their own.
     """
-    load, p = Load(tokens, batch, context), efficiency.overlap
-    bandwidth, peak = accelerator.bandwidth * efficiency.memory, accelerator.peak * efficiency.compute
-    kernels = (
-        (weights_moved(shape, load, tp, efficiency.expert_reuse), matrix_flops(shape, load, tp)),
-        (cache_moved(shape, load, tp), attention_flops(shape, load, tp)),
-    )
-    seconds = sum(((moved / bandwidth) ** p + (computed / peak) ** p) ** (1 / p) for moved, computed in kernels)
+    load = Load(tokens, batch, context)
+    peak = accelerator.peak * (efficiency.compute or accelerator.compute_share or UNMEASURED)
+    weights, multiplying = weights_moved(shape, load, tp, efficiency.expert_reuse), matrix_flops(shape, load, tp) / peak
+    if shape.weight_bytes < 1:  # but for the output head, which keeps its 16 bits and their kernel
+        outputs = 0 if shape.last_parameters else shape.vocabulary * shape.hidden
+        head = outputs * (shape.head_bytes or shape.weight_bytes) / tp
+        weights, multiplying = head + (weights - head) / efficiency.packed_memory, multiplying / efficiency.packed_compute
+    share = accelerator.cache_share if efficiency.own_cache else efficiency.memory
+    cache, attending = cache_moved(shape, load, tp) / share, attention_flops(shape, load, tp) / peak
+    if tokens > 1 and accelerator.ampere:
+        least = shape.layers * context * efficiency.verify_context_ns / 1e9
+        cache = max(efficiency.verify_cache * cache, least * accelerator.bandwidth)
+    seconds = _overlapped(weights / efficiency.memory / accelerator.bandwidth, multiplying, efficiency.overlap)
+    seconds += _overlapped(cache / accelerator.bandwidth, attending, efficiency.overlap)
     exchanging = shape.layers * efficiency.all_reduce_ms if tp > 1 else 0.0
     return 1000 * seconds + exchanging
+
+
+def _overlapped(reading: float, computing: float, p: float) -> float:
+    return float((reading**p + computing**p) ** (1 / p))
 
 
 def draft_memory(
