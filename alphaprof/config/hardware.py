@@ -180,7 +180,7 @@ ENGINES = {
     ),
     # Fitted to 59 published cells of five models on A100, H100 and H20.
     "vllm-0.11": Engine(
-        "vLLM 0.11 to 0.24 in full CUDA graphs, from published rounds on A100, H100 and H20",
+        "vLLM 0.11 to 0.24 in full CUDA graphs (eager or older: measure), from published rounds on A100, H100 and H20",
         factor=1.15,
         layer_us=28.0,
         step_ms=0.35,

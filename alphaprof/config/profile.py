@@ -374,6 +374,8 @@ class ProfileOptions(Options):
         costs = self.costs
         if isinstance(costs, TableCosts):
             costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})
+        elif isinstance(costs, RooflineCosts) and costs.preset.endswith(".json"):
+            costs = costs.model_copy(update={"preset": str((folder / os.path.expanduser(costs.preset)).resolve())})
         vllm = self.vllm
         if vllm is not None and vllm.python is not None and os.sep in vllm.python:
             python = os.path.abspath(folder / os.path.expanduser(vllm.python))  # its links stay: they name the environment

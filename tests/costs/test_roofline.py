@@ -176,6 +176,44 @@ def test_steps_of_a_head_by_hand() -> None:
     assert TOY.later == TOY
 
 
+def test_an_output_head_of_other_bytes_is_read_and_stored_as_such() -> None:
+    """40 of the 1,000 parameters, and as many of the embedding, which is stored only."""
+    quantised = dataclasses.replace(TOY, weight_bytes=0.5, head_bytes=2.0)
+    assert weights_moved(quantised, Load()) == 920 * 0.5 + 40 * 2
+    assert quantised.total_weight_bytes == 920 * 0.5 + 80 * 2
+    assert dataclasses.replace(quantised, tied=True).total_weight_bytes == 960 * 0.5 + 40 * 2
+
+
+def test_packed_weights_are_read_and_multiplied_slower_but_for_the_head() -> None:
+    packed = dataclasses.replace(HALF, packed_memory=0.8, packed_compute=0.5)
+    quantised = dataclasses.replace(TOY, weight_bytes=0.5, head_bytes=2.0)
+    expected = 1000 * ((920 * 0.5 / 0.8 + 40 * 2) / 500 + 2 * 960 / 2500 / 0.5)
+    assert step_ms(quantised, SLOW, packed) == pytest.approx(expected)
+    for bytes_ in (1.0, 2.0):
+        whole = dataclasses.replace(TOY, weight_bytes=bytes_)
+        assert step_ms(whole, SLOW, packed) == step_ms(whole, SLOW, HALF)
+
+
+def test_an_accelerator_has_shares_of_its_own() -> None:
+    """Of the peak where the engine names none, and of the bandwidth at which the cache is read."""
+    own = dataclasses.replace(HALF, compute=None, own_cache=True)
+    measured = dataclasses.replace(SLOW, compute_share=0.4, cache_share=0.8)
+    assert step_ms(TOY, measured, own, 3, 2, 5) == pytest.approx(1000 * (1920 / 500 + 160 / 800 + 12480 / 4000))
+    assert step_ms(TOY, SLOW, own, 3, 2, 5) == pytest.approx(1000 * (1920 / 500 + 160 / 950 + 12480 / 5000))
+    assert step_ms(TOY, measured, HALF, 3, 2, 5) == step_ms(TOY, SLOW, HALF, 3, 2, 5)
+
+
+def test_a_verification_on_ampere_takes_longer_to_read_the_cache() -> None:
+    """A multiple of what decoding takes, and at least a time for each layer and token of context, whatever the batch."""
+    slow, ampere = dataclasses.replace(HALF, verify_cache=3.0), dataclasses.replace(SLOW, ampere=True)
+    decode, verify = (step_ms(TOY, ampere, slow, tokens, 2, 5) for tokens in (1, 2))
+    assert decode == step_ms(TOY, SLOW, HALF, 1, 2, 5)
+    assert verify == pytest.approx(step_ms(TOY, SLOW, HALF, 2, 2, 5) + 2 * 1000 * 160 / 500)
+    waiting = dataclasses.replace(slow, verify_context_ns=1e9)  # 2 layers, 5 tokens
+    assert step_ms(TOY, ampere, waiting, 2, 2, 5) == pytest.approx(verify - 3 * 1000 * 160 / 500 + 10_000)
+    assert step_ms(TOY, SLOW, waiting, 2, 2, 5) == step_ms(TOY, SLOW, HALF, 2, 2, 5)
+
+
 def test_quantised_weights_and_caches_move_fewer_bytes() -> None:
     small = dataclasses.replace(TOY, weight_bytes=0.5, kv_bytes=1)
     assert (weights_moved(small, Load()), cache_moved(small, Load(batch=2, context=5))) == (960 * 0.5, 80)
@@ -336,6 +374,27 @@ def test_overheads_are_added_where_they_belong(monkeypatch: pytest.MonkeyPatch) 
             ("ngram", "lookup"): 0.0,
         }
     )
+
+
+def test_a_target_has_overheads_of_a_step_and_of_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = dataclasses.replace(ENGINES["none"], step_ms=0.5, sequence_ms=0.25)
+    monkeypatch.setitem(ENGINES, "own", own)
+    plain, slow = rows(), rows(PLAIN.model_copy(update={"preset": "own"}))
+    for model, step, tokens, batch, context in plain:
+        place, more = (model, step, tokens, batch, context), 0.5 + batch * 0.25
+        added = more if model == "target" and step != "prefill" else 0.0
+        assert slow[place].ms - plain[place].ms == pytest.approx(added), place
+
+
+def test_a_prompt_fills_matrix_units_whatever_a_verification_reaches() -> None:
+    """Its share of the peak is 0.66, and that of the accelerator if it is larger."""
+    parameters = TARGET.parameters - 128256 * 4096
+    for name, share in (("h100-sxm", 0.66), ("a10", 0.66), ("h20", 1.0)):
+        accelerator = ACCELERATORS[name]
+        setting = RooflineCosts(source="roofline", accelerator=name, preset="vllm-0.11")
+        reading, computing = 2 * parameters / accelerator.bandwidth / 0.79, 2 * parameters * 2048 / accelerator.peak / share
+        expected = 1000 * (reading**2.5 + computing**2.5) ** 0.4
+        assert roofline_ms(setting, TARGET, True, 2048, 1, 0, prefill=True) == pytest.approx(expected)
 
 
 def test_target_and_draft_have_their_own_devices() -> None:
