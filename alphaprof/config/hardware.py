@@ -221,5 +221,5 @@ def engine_of(preset: str) -> Engine:
         efficiency = replace(like.efficiency, **given.pop("efficiency", {}))
         return replace(like, efficiency=efficiency, **given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "make one of your measurements: scripts/research/gpu_backtest.py --fit --out FILE.json (docs/costs.md)"
+        hint = "make one of your measurements: scripts/research/gpu_backtest.py --fit --out FILE.json (docs/preset.md)"
         raise OptionInvalid(f"{preset} is no preset: {error}", hint) from None

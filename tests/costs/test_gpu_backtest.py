@@ -90,6 +90,18 @@ def test_measured_rounds_are_met_and_regimes_stand_apart() -> None:
     assert fp8["median"] > 20 < old["median"]  # averaged into constants they would spoil all others
 
 
+def test_rows_of_a_model_whose_rounds_are_cheaper_than_a_decode_step_stand_apart(tmp_path: Path) -> None:
+    """One such row tells that the model's baseline did not run as its rounds did."""
+    lines = (GOLDEN / "specbundle_calibration.csv").read_text().splitlines(keepends=True)
+    columns = lines[0].rstrip().split(",")
+    row = lines[-1].split(",")
+    row[columns.index("topk")], row[columns.index("speedup")] = "1", str(float(row[columns.index("accept_length")]) / 0.9)
+    (tmp_path / "rows.csv").write_text("".join([*lines[:-1], ",".join(row)]))
+    every, *_, apart = backtest(rows=tmp_path / "rows.csv")["errors"]
+    assert (every["rows"], apart["rows"]) == (21, 43)
+    assert apart["rows_of"].startswith("not in all: rounds published as cheaper than a decode step")
+
+
 @pytest.mark.parametrize(("tau", "steps", "output", "batch"), [(1.9, 3, 64, 4), (1.5, 1, 128, 32), (3.0, 5, 40, 8)])
 def test_the_slowest_of_a_group_is_that_of_simulated_groups(tau: float, steps: int, output: int, batch: int) -> None:
     slowest = runpy.run_path(str(ROOT / "scripts" / "research" / "gpu_backtest.py"))["slowest"]
@@ -103,7 +115,7 @@ def test_the_slowest_of_a_group_is_that_of_simulated_groups(tau: float, steps: i
 
 def test_a_preset_of_ones_own_is_fitted_to_four_rounds_and_used(tmp_path: Path) -> None:
     """The example of the page; times that the roofline itself made give its constants back."""
-    page = (ROOT / "docs" / "costs.md").read_text()
+    page = (ROOT / "docs" / "preset.md").read_text()
     (example,) = re.findall(r"```csv\n(gpu,target.*?)```", page, re.DOTALL)
     measured, preset = tmp_path / "rounds.csv", tmp_path / "mine.json"
     measured.write_text(example)
