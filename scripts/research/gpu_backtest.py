@@ -53,7 +53,8 @@ COLUMNS = ("model", "bench", "batch", "tp", "steps", "topk", "base", "accept_len
 CELL_COLUMNS = ("gpu", "target", "head", "batch", "context", "K", "base_ms", "round_ms")
 MOST_REQUESTS = 0.9  # share of base time that is not decoding
 FITTED = {"layer_us": 30.0, "expert_layer_us": 30.0, "round_ms": 0.5, "draft_ms": 0.1}  # where the fit starts
-FITTED_TO_ROUNDS = {"step_ms": 0.35, "round_ms": 0.5, "draft_ms": 0.1, "compute": 0.5}
+FITTED_TO_ROUNDS = {"step_ms": 0.35, "round_ms": 0.5, "draft_ms": 0.08, "compute": 0.5}
+PRIOR = 0.01 / 3  # rounds are measured within 1%; constants differ by about three times what they are where the fit starts
 AWQ_BYTES = 0.52  # a parameter: 4 bits, and a scale and zero point for each 128
 IMPOSSIBLE = 0.95  # decode steps: a round that is published as cheaper than a decode step, but for noise
 OLDEST = (0, 11)  # vLLM, that drafts inside of CUDA graphs
@@ -279,7 +280,8 @@ def fitted(rows: Sequence[Row], preset: str) -> dict[str, float]:
             share = shares.get(row.requests, 0.0)
             base = (1 - share) * 1000 * row.batch / step_times(row, tried).decode.ms
             found += [math.log(predicted(row, each, share) / row.speedup), math.log(base / row.base)]
-        return found
+        prior = [PRIOR * (value / start[name] - 1) for name, value in zip(start, values, strict=True)]
+        return found + prior if rows[0].source else found
 
     most = [1.0 if name == "compute" else np.inf for name in start]
     least = [0.05 if name == "compute" else 0.0 for name in start]
@@ -362,7 +364,7 @@ def regrets(found: Sequence[Judged]) -> Iterable[float]:
         row = each.row
         sets.setdefault((row.source, row.gpu, row.model, row.context, row.regime, *row.requests), []).append(each)
     for rows in sets.values():
-        if len({each.row.steps for each in rows}) > 1:
+        if len({each.row.steps for each in rows}) > 1 and rows[0].row.tau > 1:  # tokens a round are known
             chosen = max(rows, key=lambda each: each.predicted)
             yield 1 - chosen.row.speedup / max(each.row.speedup for each in rows)
 
