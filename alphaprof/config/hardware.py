@@ -206,8 +206,8 @@ ENGINES = {
 
 
 def engine_of(preset: str) -> Engine:
-    """Return the engine of a preset: one of `ENGINES`, or of a JSON file that `gpu_backtest.py --fit --out` wrote, with
-    `like`, the name of another, and the fields of `Engine` that differ. Raises `OptionInvalid`.
+    """Return the engine of a preset: one of `ENGINES`, or of a JSON file (docs/preset.md), with `like`, the name of another,
+    and the fields of `Engine` that differ. Raises `OptionInvalid`.
     """
     if not preset.endswith(".json"):
         if preset not in ENGINES:
@@ -221,5 +221,4 @@ def engine_of(preset: str) -> Engine:
         efficiency = replace(like.efficiency, **given.pop("efficiency", {}))
         return replace(like, efficiency=efficiency, **given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "make one of your measurements: scripts/research/gpu_backtest.py --fit --out FILE.json (docs/preset.md)"
-        raise OptionInvalid(f"{preset} is no preset: {error}", hint) from None
+        raise OptionInvalid(f"{preset} is no preset: {error}", "make one of measured rounds (docs/preset.md)") from None
