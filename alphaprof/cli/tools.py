@@ -140,7 +140,9 @@ def predict(
     target_config: TargetConfig = None,
     draft_config: DraftConfig = None,
     accelerator: Annotated[str, how(help="The device to compute costs for (docs/costs.md).")] = "h200",
-    preset: Annotated[str, how(help="Engine whose overheads to add: sglang-h200, or none.")] = "sglang-h200",
+    preset: Annotated[
+        str, how(help="Engine whose overheads to add: sglang-h200, vllm-0.11, none, or a JSON file.")
+    ] = "sglang-h200",
     tp: Annotated[int, how(help="Tensor-parallel devices.")] = 1,
     weight_bytes: Annotated[float | None, how(help="Bytes per weight if quantized: 1 for fp8.")] = None,
     batch: Annotated[int, how(help="Sequences decoded at once.")] = 1,

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from alphaprof.config.hardware import ACCELERATORS, ENGINES
+from alphaprof.config.hardware import ACCELERATORS, engine_of
 from alphaprof.costs.shapes import HEAD, ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
@@ -267,12 +267,10 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
     from alphaprof.costs.rounds import full_round_costs
     from alphaprof.costs.steps import StepTable
 
-    for option, value, known in (
-        ("--accelerator", asked.accelerator, ACCELERATORS),
-        ("--preset", asked.preset, ENGINES),
-    ):
-        if value not in known:
-            raise OptionInvalid(f"{option}: {shown(value)} is not known", f"choose one of {', '.join(sorted(known))}")
+    if asked.accelerator not in ACCELERATORS:
+        problem = f"--accelerator: {shown(asked.accelerator)} is not known"
+        raise OptionInvalid(problem, f"choose one of {', '.join(sorted(ACCELERATORS))}")
+    engine_of(asked.preset)
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
     config, draft_config = _read_config(target), _read_config(draft)
@@ -285,7 +283,7 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
     heads = ["draft"] if is_head else []
     rows = roofline_rows(shape, {"draft": used}, asked, gamma, [batch], [context], [], heads, context)
     times = StepTable(rows).times("draft", gamma, batch, context)
-    factor, words = accuracy(asked, batch, context)
+    factor, words = accuracy(asked, batch, context, shape, gamma)
     return ComputedCost(
         target=str(target),
         draft=str(draft),

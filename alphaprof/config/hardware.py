@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from alphaprof.errors import OptionInvalid, shown
+
+ELSEWHERE = 1.25**2  # the factor that holds where an engine's own does not
+UNMEASURED = 0.5  # share of the peak of accelerators without one of their own
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What one device can do at best: `bandwidth` of its memory in bytes/s, `peak` dense FLOPs/s, `memory` in bytes."""
+    """What one device can do at best: `bandwidth` of its memory in bytes/s, `peak` dense FLOPs/s, `memory` in bytes; and
+    what an engine's kernels were measured to reach there: `compute_share` of the peak in steps over some hundred tokens
+    (None: not measured), `cache_share` of the bandwidth where they read the KV cache. `ampere`: of that generation, whose
+    kernels of attention (FlashAttention 2) verify slower than they decode.
+    """
 
     name: str
     bandwidth: float
     peak: float
     memory: float
+    compute_share: float | None = None
+    cache_share: float = 0.95
+    ampere: bool = False
 
 
+# Measured under vLLM, of an H200 under SGLang (docs/costs.md). An H100's is that of verifications in whole rounds.
+_COMPUTE_SHARES = {"a100-40gb": 0.565, "a100-80gb": 0.565, "h100-sxm": 0.36, "h20": 1.0, "h200": 0.5}
+_CACHE_SHARES = {"a100-40gb": 0.86}
+_AMPERE = ("a10", "a100-40gb", "a100-80gb", "rtx-3090")
 # The vendors' data-sheet figures, one device each: matrix units, bfloat16 inputs, float32 sums, no sparsity.
 ACCELERATORS = {
-    name: Accelerator(name, terabytes * 1e12, teraflops * 1e12, gigabytes * 1e9)
+    name: Accelerator(
+        name,
+        terabytes * 1e12,
+        teraflops * 1e12,
+        gigabytes * 1e9,
+        _COMPUTE_SHARES.get(name),
+        _CACHE_SHARES.get(name, 0.95),
+        name in _AMPERE,
+    )
     for name, terabytes, teraflops, gigabytes in (
         ("a10", 0.600, 125, 24),
         ("a100-40gb", 1.555, 312, 40),  # SXM
@@ -25,6 +51,7 @@ ACCELERATORS = {
         ("b200", 8.0, 2250, 180),  # an eighth of a DGX B200
         ("h100-pcie", 2.0, 756, 80),
         ("h100-sxm", 3.35, 989, 80),
+        ("h20", 4.0, 148, 96),
         ("h200", 4.8, 989, 141),  # SXM
         ("l4", 0.300, 121, 24),
         ("l40s", 0.864, 362, 48),
@@ -41,6 +68,7 @@ DEVICES = {
     "NVIDIA B200": "b200",
     "NVIDIA H100 PCIe": "h100-pcie",
     "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H20": "h20",
     "NVIDIA H200": "h200",
     "NVIDIA L4": "l4",
     "NVIDIA L40S": "l40s",
@@ -53,65 +81,144 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The shares of bandwidth and of peak that real kernels reach, in (0, 1]; with tensor parallelism the latency of the
-    all-reduces of one layer in ms (0: the devices exchange for nothing); and `expert_reuse`: k tokens of one sequence that
-    are verified together touch the experts of k**expert_reuse independent ones (1: neighbors share no experts).
+    """The shares of bandwidth and of peak that real kernels reach, in (0, 1] (`compute` None: the accelerator's own, or
+    `UNMEASURED`); with tensor parallelism the latency of the all-reduces of one layer in ms (0: the devices exchange for
+    nothing); `expert_reuse`: k tokens of one sequence that are verified together touch the experts of k**expert_reuse
+    independent ones (1: neighbors share no experts); and `overlap`, p of (moving^p + computing^p)^(1/p): at 1 the two take
+    turns, at infinity the longer one hides the other.
+
+    `own_cache`: the cache is read at the accelerator's own share of the bandwidth, not at `memory`. `packed_memory`,
+    `packed_compute`: what kernels of weights of less than a byte reach of both. On Ampere a step over several tokens takes
+    `verify_cache` times as long to read the cache, and at least `verify_context_ns` for each layer and token of context.
     """
 
     memory: float = 1.0
-    compute: float = 1.0
+    compute: float | None = 1.0
     all_reduce_ms: float = 0.0
     expert_reuse: float = 1.0
+    overlap: float = 1.0
+    own_cache: bool = False
+    packed_memory: float = 1.0
+    packed_compute: float = 1.0
+    verify_cache: float = 1.0
+    verify_context_ns: float = 0.0
 
 
 @dataclass(frozen=True)
 class Engine:
     """What an engine adds to the roofline of its kernels, and how far off the result is.
 
-    `layer_us`, `expert_layer_us`: each layer of a model, and each layer with experts besides; `round_ms`: each round;
-    `draft_ms`: each draft step, of a head but its first. `efficiency`: that of its kernels, whose default fits published
-    ratios. `factor`: 90% of published speedups lie within a factor of it of the computed ones, for `accelerator`, batches
-    and contexts up to `batch` and `context`; anywhere else within its square. None of these bounds it where `accelerator`
-    is None.
+    `layer_us`, `expert_layer_us`: each layer of a model, and each layer with experts besides; `step_ms`, `sequence_ms`: each
+    step of the target, and each sequence in it; `round_ms`: each round; `draft_ms`: each draft step, of a head but its
+    first. `efficiency`: that of its kernels, whose default fits published ratios.
+
+    `factor`: 90% of published speedups lie within a factor of it of the computed ones on the engine's ground, and anywhere
+    else within `ELSEWHERE`. The ground: batches and contexts up to `batch` and `context` (0: all there are), on
+    `accelerator` with experts and tensor parallelism; or, where that is None, of dense models on one device, with
+    `factor_unmeasured` where the accelerator has no compute share of its own.
     """
 
     about: str
     factor: float
     layer_us: float = 0.0
     expert_layer_us: float = 0.0
+    step_ms: float = 0.0
+    sequence_ms: float = 0.0
     round_ms: float = 0.0
     draft_ms: float = 0.0
     efficiency: Efficiency = Efficiency(memory=0.8, compute=0.66)
     accelerator: str | None = None
     batch: int = 0
     context: int = 0
+    factor_unmeasured: float = ELSEWHERE
 
     def layers_ms(self, layers: int, with_experts: bool) -> float:
         """Return what a step takes longer for the layers of a model."""
         return layers * (self.layer_us + (self.expert_layer_us if with_experts else 0.0)) / 1000
 
-    def factor_at(self, accelerator: str, batch: int, context: float) -> float:
-        """Return the factor that holds for an accelerator, a batch and a context."""
-        if self.accelerator is None:
+    def target_ms(self, layers: int, with_experts: bool, batch: int) -> float:
+        """Return what a step of the target takes longer than its kernels."""
+        return self.layers_ms(layers, with_experts) + self.step_ms + batch * self.sequence_ms
+
+    def factor_at(self, accelerator: str, batch: int, context: float, with_experts: bool = False, tp: int = 1) -> float:
+        """Return the factor that holds for an accelerator, a batch, a context, and a kind of target."""
+        if not self.batch:
             return self.factor
-        at_home = accelerator == self.accelerator and batch <= self.batch and context <= self.context
-        return self.factor if at_home else self.factor**2
+        if batch > self.batch or context > self.context:
+            return ELSEWHERE
+        if self.accelerator is not None:
+            return self.factor if accelerator == self.accelerator else ELSEWHERE
+        if with_experts or tp > 1:
+            return ELSEWHERE
+        return self.factor if ACCELERATORS[accelerator].compute_share else self.factor_unmeasured
 
 
-# Fitted to SpecForge's SpecBundle (440 published cells; docs/costs.md): the constants to 63 cells of Llama-3.1-8B and
-# Qwen3-30B-A3B, the factors to 138 cells of six other models.
+# docs/costs.md has their sources and errors.
 ENGINES = {
     "none": Engine("a bare roofline: no overheads", factor=1.67),
+    # Fitted to SpecForge's SpecBundle (440 published cells): the constants to 63 cells of Llama-3.1-8B and Qwen3-30B-A3B,
+    # the factor to 138 cells of six other models.
     "sglang-h200": Engine(
         "SGLang 0.5.6 on H200, from published throughputs (SpecBundle)",
         factor=1.25,
         layer_us=38.8,
         expert_layer_us=28.4,
         round_ms=0.74,
-        draft_ms=0.142,
-        efficiency=Efficiency(memory=0.8, compute=0.66, expert_reuse=0.7),
+        draft_ms=0.15,
+        efficiency=Efficiency(
+            memory=0.8,
+            compute=None,
+            expert_reuse=0.7,
+            overlap=2.5,
+            own_cache=True,
+            packed_memory=0.82,
+            packed_compute=0.85,
+        ),
         accelerator="h200",
         batch=8,
         context=4096,
     ),
+    # Fitted to 59 published cells of five models on A100, H100 and H20.
+    "vllm-0.11": Engine(
+        "vLLM 0.11 to 0.24 in full CUDA graphs (eager or older: measure), from published rounds on A100, H100 and H20",
+        factor=1.15,
+        layer_us=28.0,
+        step_ms=0.35,
+        sequence_ms=0.026,
+        round_ms=0.5,
+        draft_ms=0.08,
+        efficiency=Efficiency(
+            memory=0.79,
+            compute=None,
+            expert_reuse=0.7,
+            overlap=2.5,
+            own_cache=True,
+            packed_memory=0.82,
+            packed_compute=0.85,
+            verify_cache=2.7,
+            verify_context_ns=33.0,
+        ),
+        batch=64,
+        context=8192,
+        factor_unmeasured=1.20,
+    ),
 }
+
+
+def engine_of(preset: str) -> Engine:
+    """Return the engine of a preset: one of `ENGINES`, or of a JSON file (docs/preset.md), with `like`, the name of another,
+    and the fields of `Engine` that differ. Raises `OptionInvalid`.
+    """
+    if not preset.endswith(".json"):
+        if preset not in ENGINES:
+            raise OptionInvalid(
+                f"no overheads are known for {shown(preset)}", f"choose one of {', '.join(ENGINES)}, or a file"
+            )
+        return ENGINES[preset]
+    try:
+        given = json.loads(Path(preset).read_text(encoding="utf-8"))
+        like = ENGINES[given.pop("like")]
+        efficiency = replace(like.efficiency, **given.pop("efficiency", {}))
+        return replace(like, efficiency=efficiency, **given)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OptionInvalid(f"{preset} is no preset: {error}", "make one of measured rounds (docs/preset.md)") from None

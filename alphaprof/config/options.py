@@ -401,8 +401,8 @@ class MeasuredCosts(Options):
 
     source: Literal["auto", "measured", "vllm"] = Field(
         "auto",
-        description="auto: measured on a CPU; on a GPU a roofline of it (preset: sglang-h200), since transformers launches "
-        "every kernel by itself there, which engines do not. measured on a GPU: eager steps",
+        description="auto: measured on a CPU; on a GPU a roofline of it (preset: sglang-h200, or vllm-0.11 but on H200), "
+        "since transformers launches every kernel by itself there, which engines do not. measured on a GPU: eager steps",
     )
     concurrency: BatchSizes = Field(
         [1], description="sequences per batch, one number or several: a report says up to which size a draft pays"
@@ -463,7 +463,10 @@ class RooflineCosts(Options):
         [1, 8, 32, 64, 128, 256], description="sequences per batch: a report says up to which size a draft pays"
     )
     overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
-    preset: str = Field("none", description="engine whose overheads are added: sglang-h200, or none (docs/costs.md)")
+    preset: str = Field(
+        "none",
+        description="engine whose overheads are added: sglang-h200, vllm-0.11, none, or a file (docs/preset.md)",
+    )
     weight_bytes: float | None = Field(None, gt=0, description="bytes per parameter of the target; default: from its dtype")
     draft_weight_bytes: float | None = Field(
         None, gt=0, description="bytes per parameter of draft models; default: from their dtype"
@@ -480,8 +483,10 @@ class RooflineCosts(Options):
     @field_validator("preset")
     @classmethod
     def _known_preset(cls, name: str) -> str:
-        if name not in ENGINES:
-            raise ValueError(f"no overheads are known for {shown(name)}: choose one of {', '.join(ENGINES)}")
+        if name not in ENGINES and not name.endswith(".json"):
+            raise ValueError(
+                f"no overheads are known for {shown(name)}: choose one of {', '.join(ENGINES)}, or a .json file"
+            )
         return name
 
 

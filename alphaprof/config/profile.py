@@ -393,7 +393,8 @@ class ProfileOptions(Options):
         if accelerator is None:
             return self.model_copy(update={"costs": costs.model_copy(update={"source": "measured"})})
         given = {"concurrency": costs.concurrency} if "concurrency" in costs.model_fields_set else {}
-        computed = RooflineCosts(source="roofline", accelerator=accelerator, tp=tp, preset="sglang-h200", **given)
+        preset = "sglang-h200" if accelerator == "h200" else "vllm-0.11"
+        computed = RooflineCosts(source="roofline", accelerator=accelerator, tp=tp, preset=preset, **given)
         return self.model_copy(update={"costs": computed})
 
     def models(self) -> dict[str, ModelOptions]:
@@ -418,6 +419,8 @@ class ProfileOptions(Options):
         costs = self.costs
         if isinstance(costs, TableCosts):
             costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})
+        elif isinstance(costs, RooflineCosts) and costs.preset.endswith(".json"):
+            costs = costs.model_copy(update={"preset": str((folder / os.path.expanduser(costs.preset)).resolve())})
         vllm = self.vllm
         if vllm is not None and vllm.python is not None and os.sep in vllm.python:
             python = os.path.abspath(folder / os.path.expanduser(vllm.python))  # its links stay: they name the environment

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.config.hardware import ACCELERATORS, ENGINES
+from alphaprof.config.hardware import ACCELERATORS, ELSEWHERE, engine_of
 from alphaprof.config.options import CostOptions, MeasuredCosts, RooflineCosts, TableCosts
 from alphaprof.costs.roofline import draft_memory, step_ms
 from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
@@ -36,6 +36,8 @@ SURER = {  # by source: how to get more precise step times
 }
 Z90 = 1.6448536269514722  # standard errors that hold 90% of a normal distribution on both sides
 FITTED_WITH = ("overhead_ms", "weight_bytes", "draft_weight_bytes", "kv_bytes")  # at their defaults: constants of engines
+CAPTURED = 512  # tokens of the largest step that vLLM records as a CUDA graph by default
+PREFILL_SHARE = 0.66  # of the peak
 PROMPTS = (16, 256, 1024, 4096)  # tokens of the prompts whose prefill a roofline works out
 
 
@@ -46,28 +48,52 @@ def roofline_ms(
     tokens: int,
     batch: int,
     context: int,
+    prefill: bool = False,
 ) -> float:
     """Return a step's time by a roofline with the engine's efficiencies, without overhead."""
     tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
-    efficiency = ENGINES[costs.preset].efficiency
-    return step_ms(shape, ACCELERATORS[costs.accelerator], efficiency, tokens, batch, context, tp)
+    accelerator, efficiency = ACCELERATORS[costs.accelerator], engine_of(costs.preset).efficiency
+    if prefill:  # a prompt's rows fill matrix units better than a verification's few
+        share = max(PREFILL_SHARE, accelerator.compute_share or 0.0)
+        efficiency = dataclasses.replace(efficiency, compute=share)
+    return step_ms(shape, accelerator, efficiency, tokens, batch, context, tp)
 
 
-def accuracy(costs: RooflineCosts, batch: int, context: float) -> tuple[float, str]:
-    """Return the factor within which 90% of published speedups lie of computed ones, if that is known, and what the
-    times are made of, in words. Where the engine's ground ends, or with other sizes or overheads, the error is taken twice.
+def accuracy(
+    costs: RooflineCosts, batch: int, context: float, target: ModelShape | None = None, gamma: int = 0
+) -> tuple[float, str]:
+    """Return the factor within which 90% of published speedups lie of computed ones, and what the times are made of, in
+    words. Where the engine's ground ends, or with other sizes or overheads, the error is that of elsewhere. A regime for
+    which nothing is computed is named, with what to measure.
     """
-    engine = ENGINES[costs.preset]
-    if engine.accelerator is None:
+    engine = engine_of(costs.preset)
+    if not engine.batch:
         return engine.factor, f"{engine.about}; 90% of published speedups on H200 lie within factor {engine.factor:.2f}"
     usual = RooflineCosts.model_fields
     own = any(getattr(costs, name) != usual[name].default for name in FITTED_WITH)
-    factor = engine.factor**2 if own else engine.factor_at(costs.accelerator, batch, context)
+    mixture = target is not None and bool(target.experts)
+    factor = engine.factor_at(costs.accelerator, batch, context, mixture, costs.tp)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
-    if factor == engine.factor:
-        return factor, f"{ground}; 90% of published speedups lie within factor {factor:.2f} (outside: its square)"
-    why = "you changed its numbers" if own else "this is outside that range"
-    return factor, f"{ground}; {why}, so the error is doubled: factor {factor:.2f}"
+    words = f"90% of published speedups lie within factor {factor:.2f} (outside: {ELSEWHERE:.2f})"
+    if own or factor >= ELSEWHERE:
+        factor = ELSEWHERE
+        why = "you changed its numbers" if own else "this is outside that range"
+        words = f"{why}, so the error is that of elsewhere: factor {factor:.2f}"
+    elif engine.accelerator is None and factor > engine.factor:
+        words = f"the compute share of {costs.accelerator} was not measured: factor {factor:.2f} (outside: {ELSEWHERE:.2f})"
+    return factor, "; ".join([ground, words, *_regimes(costs, batch, target, gamma)])
+
+
+def _regimes(costs: RooflineCosts, batch: int, target: ModelShape | None, gamma: int) -> Iterator[str]:
+    """Yield where an engine leaves its CUDA graphs, which no share or overhead describes."""
+    if engine_of(costs.preset).accelerator is not None:
+        return
+    kv_bytes = costs.kv_bytes or (target.kv_bytes if target is not None else 2.0)
+    if kv_bytes < 2 and ACCELERATORS[costs.accelerator].ampere:
+        yield "an fp8 cache with a draft on Ampere takes about 8 ms more a round: measure a round, or take a 16-bit cache"
+    if batch * (gamma + 1) > CAPTURED:
+        beyond = f"verifications of {batch * (gamma + 1)} tokens are beyond the CUDA graphs that vLLM records by default"
+        yield f"{beyond} ({CAPTURED}): measure one, or raise max_cudagraph_capture_size"
 
 
 def roofline_rows(
@@ -88,10 +114,10 @@ def roofline_rows(
     the factor that holds 90% of published speedups at `mean_context`.
     """
     rows: list[StepRow] = []
-    added = ENGINES[costs.preset]
-    more = added.layers_ms(target.layers, bool(target.experts)) + costs.overhead_ms
+    added = engine_of(costs.preset)
     for batch, context in product(batches, contexts):
-        error = _standard_error(accuracy(costs, batch, mean_context)[0])
+        error = _standard_error(accuracy(costs, batch, mean_context, target)[0])
+        more = added.target_ms(target.layers, bool(target.experts), batch) + costs.overhead_ms
         for tokens in range(1, gamma_max + 2):
             ms = roofline_ms(costs, target, True, tokens, batch, context) + more
             step, shared = ("decode", 0.0) if tokens == 1 else ("verify", error)
@@ -104,7 +130,7 @@ def roofline_rows(
                 continue
             once = added.draft_ms + (0.0 if name in heads else added.layers_ms(shape.layers, bool(shape.experts)))
             # Published rounds are those of heads: the steps of another draft are off by as much as those elsewhere.
-            own = error if name in heads else max(error, _standard_error(added.factor**2) if added.accelerator else 0.0)
+            own = error if name in heads else max(error, _standard_error(ELSEWHERE) if added.batch else 0.0)
             steps = [("draft", tokens, shape.later, once) for tokens in ((1,) if name in heads else (1, 2))]
             steps += [("draft_first", tokens, shape, 0.0) for tokens in range(1, gamma_max + 2) if name in heads]
             for step, tokens, used, extra in steps:
@@ -113,8 +139,9 @@ def roofline_rows(
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
             layers = 0.0 if name in heads else added.layers_ms(shape.layers, bool(shape.experts))
-            prefill = [(tokens, roofline_ms(costs, shape, name == TARGET, tokens, 1, 0)) for tokens in prompt_lengths]
-            rows += [StepRow(name, "prefill", tokens, 1, 0, ms + layers) for tokens, ms in prefill]
+            for tokens in prompt_lengths:
+                ms = roofline_ms(costs, shape, name == TARGET, tokens, 1, 0, prefill=True)
+                rows.append(StepRow(name, "prefill", tokens, 1, 0, ms + layers))
     return tuple(rows)
 
 
@@ -342,8 +369,9 @@ def _roofline(manifest: Manifest, options: RooflineCosts, gamma: int, context: f
     models = [(name, facts) for name, facts in manifest.drafts.items() if facts.hybrid is None]
     drafts = {name: _shape(name, facts, options) if facts.has_steps else None for name, facts in models}
     target = _shape(TARGET, manifest.target, options)
-    # Times are linear in the context: two places give all between.
-    contexts = sorted({0, round(2 * (context or 0)) + 1})
+    # Times are linear in the context but for sliding windows and attention on Ampere: the mean has places of its own.
+    mean = context or 0.0
+    contexts = sorted({0, math.floor(mean), math.ceil(mean), round(2 * mean) + 1})
     places = (options.concurrency, contexts)
     return roofline_rows(target, drafts, options, gamma, *places, PROMPTS, _heads(manifest), context or 0.0)
 
@@ -380,7 +408,9 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     contexts = costs.table.contexts(concurrency) or costs.table.contexts(costs.concurrencies[0])
     engine = dict.fromkeys(TIMED, timed_with(manifest)) | {ROOFLINE: "roofline"}
     first = next(iter(times.values()), None)
-    factor, words = accuracy(options, concurrency, costs.context) if isinstance(options, RooflineCosts) else (None, None)
+    factor, words = (None, None)
+    if isinstance(options, RooflineCosts):
+        factor, words = accuracy(options, concurrency, costs.context, _shape(TARGET, target, options), costs.gamma)
     prefill = costs.table.prefill_ms(TARGET, prompt_tokens) if options.source != ROOFLINE else None
     return Cost(
         source=options.source,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alphaprof.config.hardware import Accelerator, Efficiency
+from alphaprof.config.hardware import UNMEASURED, Accelerator, Efficiency
 from alphaprof.costs.shapes import ModelShape
 
 
@@ -27,23 +27,28 @@ def experts_touched(shape: ModelShape, tokens: float) -> float:
     return shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** tokens) if shape.experts else 0.0
 
 
-def bytes_moved(shape: ModelShape, load: Load, tp: int = 1, expert_reuse: float = 1.0) -> float:
-    """Return bytes that each of `tp` devices reads in a step: the weights that are used, and the KV cache.
+def weights_moved(shape: ModelShape, load: Load, tp: int = 1, expert_reuse: float = 1.0) -> float:
+    """Return bytes of weights that each of `tp` devices reads in a step: those that are used."""
+    return shape.read_bytes(experts_touched(shape, load.tokens**expert_reuse * load.batch)) / tp
+
+
+def cache_moved(shape: ModelShape, load: Load, tp: int = 1) -> float:
+    """Return bytes of the KV cache that each of `tp` devices reads in a step.
 
     Devices beyond the number of KV heads hold copies of them, so that the cache is divided by kv_heads at most.
     """
-    touched = experts_touched(shape, load.tokens**expert_reuse * load.batch) * shape.expert_parameters
-    weights = (shape.shared_parameters - shape.looked_up + touched) * shape.weight_bytes
-    cache = load.batch * shape.cache_bytes(load.context)
-    return weights / tp + cache / min(tp, shape.kv_heads)
+    return load.batch * shape.cache_bytes(load.context) / min(tp, shape.kv_heads)
 
 
-def flops(shape: ModelShape, load: Load, tp: int = 1) -> float:
-    """FLOPs that each of `tp` devices computes in a step: 2 a parameter and token, and attention to the context."""
-    matrices = 2 * (shape.active_parameters - shape.looked_up - shape.last_parameters)
-    return (
-        load.tokens * load.batch * (matrices + shape.attention_flops(load.context)) + 2 * load.batch * shape.last_parameters
-    ) / tp
+def matrix_flops(shape: ModelShape, load: Load, tp: int = 1) -> float:
+    """Return FLOPs that each of `tp` devices computes with weights in a step: 2 a parameter and token."""
+    each = shape.active_parameters - shape.looked_up - shape.last_parameters
+    return 2 * load.batch * (load.tokens * each + shape.last_parameters) / tp
+
+
+def attention_flops(shape: ModelShape, load: Load, tp: int = 1) -> float:
+    """Return FLOPs by which the tokens of a step attend to the context, on each of `tp` devices."""
+    return load.tokens * load.batch * shape.attention_flops(load.context) / tp
 
 
 def step_ms(
@@ -55,12 +60,31 @@ def step_ms(
     context: int = 0,
     tp: int = 1,
 ) -> float:
-    """Time in ms of a step over `tokens` tokens of each of `batch` sequences, on `tp` devices in tensor parallelism."""
+    """Time in ms of a step over `tokens` tokens of each of `batch` sequences, on `tp` devices in tensor parallelism.
+
+    What a kernel reads and what it computes overlap: it takes (moving^p + computing^p)^(1/p), p = `efficiency.overlap`.
+    Matrix products and attention are kernels of their own.
+    """
     load = Load(tokens, batch, context)
-    moving = bytes_moved(shape, load, tp, efficiency.expert_reuse) / (accelerator.bandwidth * efficiency.memory)
-    computing = flops(shape, load, tp) / (accelerator.peak * efficiency.compute)
+    peak = accelerator.peak * (efficiency.compute or accelerator.compute_share or UNMEASURED)
+    weights, multiplying = weights_moved(shape, load, tp, efficiency.expert_reuse), matrix_flops(shape, load, tp) / peak
+    if shape.weight_bytes < 1:  # but for the output head, which keeps its 16 bits and their kernel
+        outputs = 0 if shape.last_parameters else shape.vocabulary * shape.hidden
+        head = outputs * (shape.head_bytes or shape.weight_bytes) / tp
+        weights, multiplying = head + (weights - head) / efficiency.packed_memory, multiplying / efficiency.packed_compute
+    share = accelerator.cache_share if efficiency.own_cache else efficiency.memory
+    cache, attending = cache_moved(shape, load, tp) / share, attention_flops(shape, load, tp) / peak
+    if tokens > 1 and accelerator.ampere:
+        least = shape.layers * context * efficiency.verify_context_ns / 1e9
+        cache = max(efficiency.verify_cache * cache, least * accelerator.bandwidth)
+    seconds = _overlapped(weights / efficiency.memory / accelerator.bandwidth, multiplying, efficiency.overlap)
+    seconds += _overlapped(cache / accelerator.bandwidth, attending, efficiency.overlap)
     exchanging = shape.layers * efficiency.all_reduce_ms if tp > 1 else 0.0
-    return 1000 * (moving + computing) + exchanging
+    return 1000 * seconds + exchanging
+
+
+def _overlapped(reading: float, computing: float, p: float) -> float:
+    return float((reading**p + computing**p) ** (1 / p))
 
 
 def draft_memory(

@@ -52,6 +52,7 @@ class ModelShape:
     first_parameters: float = 0.0
     last_parameters: float = 0.0
     stored_parameters: float = 0.0
+    head_bytes: float = 0.0  # bytes per parameter of input embedding and output head; 0: as weight_bytes
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], weight_bytes: float = 2.0, kv_bytes: float = 2.0) -> ModelShape:
@@ -118,7 +119,15 @@ class ModelShape:
     @property
     def total_weight_bytes(self) -> float:
         """Bytes that the weights take in memory."""
-        return (self.stored_parameters or self.parameters) * self.weight_bytes
+        if self.stored_parameters:
+            return self.stored_parameters * self.weight_bytes
+        return self.read_bytes(self.experts) + self.looked_up * (self.head_bytes or self.weight_bytes)
+
+    def read_bytes(self, experts: float) -> float:
+        """Return the bytes of weights that a step reads which touches so many experts of each layer."""
+        head = 0.0 if self.last_parameters else self.vocabulary * self.hidden
+        body = self.shared_parameters - self.looked_up - head + experts * self.expert_parameters
+        return body * self.weight_bytes + head * (self.head_bytes or self.weight_bytes)
 
     @property
     def later(self) -> ModelShape:

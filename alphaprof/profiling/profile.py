@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config.hardware import ACCELERATORS, DEVICES
+from alphaprof.config.hardware import ACCELERATORS, DEVICES, engine_of
 from alphaprof.config.options import (
     MeasuredCosts,
     RooflineCosts,
@@ -384,7 +384,8 @@ def with_costs(options: ProfileOptions, say: Callable[[str], None]) -> ProfileOp
 
 def require_costs(options: ProfileOptions) -> None:
     """Raise what shows before weights are loaded: `CostsUnreadable` for a table that cannot be used and for a model whose
-    step times cannot be computed, and `EngineFailed` for a draft that vLLM does not have.
+    step times cannot be computed, `OptionInvalid` for a preset that cannot be read, and `EngineFailed` for a draft that vLLM
+    does not have.
     """
     costs, drafts = options.costs, options.drafts
     models = [name for name, draft in drafts.items() if draft.has_steps]
@@ -393,6 +394,7 @@ def require_costs(options: ProfileOptions) -> None:
         lookups = [name for name in drafts if name not in models]
         read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
     elif isinstance(costs, RooflineCosts):
+        engine_of(costs.preset)
         own = {name: drafts[name].own_model for name in models if name not in heads}
         for name, model in {TARGET: options.target, **own}.items():
             if model is not None and not model.is_gguf:

@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
-"""Hold the computed cost of a round against published throughputs with and without an EAGLE-3 head.
+"""Hold the computed cost of a round against published or measured rounds with an EAGLE-3 head.
 
-    python scripts/research/gpu_backtest.py ROWS.csv --configs FOLDER [--engine NAME] [--fit] [--format json]
+    python scripts/research/gpu_backtest.py ROWS.csv --configs FOLDER [--preset NAME] [--fit [--out FILE]] [--format json]
 
-ROWS has a row for each published cell: model, bench, batch, tp, steps, topk, draft_tokens, accept_length, speedup (as in
-tests/golden/gpu/). FOLDER has config.json files: for a model `m` the longest NAME.json that its name begins with (in small
-letters), and its head's, head-NAME.json; `--models FILE` is a CSV of model, target and head with other file names.
+ROWS are of one of two kinds.
+
+Throughputs (as in tests/golden/gpu/specbundle_calibration.csv): model, bench, batch, tp, steps, topk, base,
+accept_length, speedup. FOLDER has config.json files: for a model `m` the longest NAME.json that its name begins with (in
+small letters), and its head's, head-NAME.json; `--models FILE` is a CSV of model, target and head with other file names.
+
+Rounds (as in tests/golden/gpu/gpu_cells.csv): gpu, target and head (files of FOLDER), batch, context, K, base_ms (a decode
+step without the draft) and round_ms; optional: source, model, workload, version, mode, tp, weight (16 or awq4), kv (bits),
+tau, output (tokens a sequence) and kind. Where kind is wall_group, a round's time includes that a group waits for its
+slowest sequence, which is computed.
 
 Published throughputs hold prefill, client and ramp-down as well as decoding. With f the share of such time without a draft,
 speedup = tau / ((1 - f) c + f tau), tau tokens a round and c its cost in decode steps. f is fitted for each benchmark and
-batch to the rows of `--requests` (default: the calibration rows), whose f other models' rows take. Chains only:
-rows of trees (topk above 1) are left out, and so are models whose shape a roofline does not know. `--fit` fits the four
-overheads to ROWS, to base throughputs (column base) as well, with f free, and prints them as fields of `Engine`
-(alphaprof/costs/roofline.py).
+batch to the rows of `--requests` (default: the calibration rows), whose f other models' rows take. Chains only: rows of
+trees (topk above 1) are left out, and so are models whose shape a roofline does not know. Rounds of regimes that a roofline
+does not describe stand apart, below. `--fit` fits the overheads of a preset to throughputs, or those of a step, round and
+draft step and the share of the peak to rounds; `--out` writes the preset for `costs: {preset: FILE}`.
 """
 
 from __future__ import annotations
@@ -21,18 +28,20 @@ import argparse
 import csv
 import json
 import math
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares, minimize_scalar
+from scipy.optimize import brentq, least_squares, minimize_scalar
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from alphaprof.config.hardware import ACCELERATORS, ENGINES
+from alphaprof.config.hardware import ACCELERATORS, ELSEWHERE, ENGINES, engine_of
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.rounds import StepTimes, full_round_costs
@@ -41,13 +50,21 @@ from alphaprof.costs.steps import StepTable
 
 CALIBRATION = Path(__file__).parent.parent.parent / "tests" / "golden" / "gpu"
 COLUMNS = ("model", "bench", "batch", "tp", "steps", "topk", "base", "accept_length", "speedup")
+CELL_COLUMNS = ("gpu", "target", "head", "batch", "context", "K", "base_ms", "round_ms")
 MOST_REQUESTS = 0.9  # share of base time that is not decoding
 FITTED = {"layer_us": 30.0, "expert_layer_us": 30.0, "round_ms": 0.5, "draft_ms": 0.1}  # where the fit starts
+FITTED_TO_ROUNDS = {"step_ms": 0.35, "round_ms": 0.5, "draft_ms": 0.08, "compute": 0.5}
+PRIOR = 0.01 / 3  # rounds are measured within 1%; constants differ by about three times what they are where the fit starts
+AWQ_BYTES = 0.52  # a parameter: 4 bits, and a scale and zero point for each 128
+IMPOSSIBLE = 0.95  # decode steps: a round that is published as cheaper than a decode step, but for noise
+OLDEST = (0, 11)  # vLLM, that drafts inside of CUDA graphs
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published cell: `base` tokens/s without a draft, `tau` tokens a round, and the speedup of throughput."""
+    """A published cell: `base` tokens/s without a draft, `tau` tokens a round, and the speedup of throughput or of decoding.
+    `slowest`: rounds of a group's slowest sequence, as a multiple of their mean. `regime`: what no roofline describes.
+    """
 
     model: str
     bench: str
@@ -59,6 +76,11 @@ class Row:
     speedup: float
     target: ModelShape
     head: ModelShape
+    gpu: str
+    context: int
+    source: str = ""
+    slowest: float = 1.0
+    regime: str = ""
 
     @property
     def requests(self) -> tuple[str, int]:
@@ -85,8 +107,12 @@ class Judged:
         return abs(math.log1p(self.error)) <= math.log(self.factor)
 
 
-def read_rows(path: Path, configs: Path, models: Path | None) -> tuple[list[Row], list[str]]:
-    """Return the chains of a file, and what was left out, in words. Raises `SystemExit` for a model without configs."""
+def read_rows(
+    path: Path, configs: Path, models: Path | None, gpu: str = "h200", context: int = 600
+) -> tuple[list[Row], list[str]]:
+    """Return the chains of a file, and what was left out, in words. `gpu`, `context`: of throughputs. Raises `SystemExit`
+    for a file that is not one of rows, a model without configs, and a GPU that is not known.
+    """
     named = {}
     if models is not None:
         with models.open(newline="", encoding="utf-8") as file:
@@ -96,33 +122,92 @@ def read_rows(path: Path, configs: Path, models: Path | None) -> tuple[list[Row]
             lines = list(csv.DictReader(file))
     except OSError as error:
         raise SystemExit(f"cannot read {path}: {error.strerror}\nhint: name a CSV of published rows") from None
-    if missing := [name for name in COLUMNS if lines and name not in lines[0]]:
-        raise SystemExit(f"{path} has no column {', '.join(missing)}\nhint: its columns are {', '.join(COLUMNS)}")
-    shapes: dict[str, tuple[ModelShape, ModelShape] | None] = {}
+    cells = bool(lines) and "round_ms" in lines[0]
+    wanted = CELL_COLUMNS if cells else COLUMNS
+    if missing := [name for name in wanted if lines and name not in lines[0]]:
+        raise SystemExit(f"{path} has no column {', '.join(missing)}\nhint: its columns are {', '.join(wanted)}")
+    shapes: dict[tuple[str, str], tuple[ModelShape, ModelShape] | None] = {}
     left_out: list[str] = []
-    for model in dict.fromkeys(line["model"] for line in lines):
-        try:
-            target, head = (
-                json.loads((configs / name).read_text()) for name in named.get(model) or files_of(model, configs)
-            )
-            shape = ModelShape.from_config(target)
-            shapes[model] = shape, ModelShape.of_head(head, shape)
-        except KeyError as reason:
-            shapes[model] = None
-            left_out.append(f"{model}: {reason.args[0]}")
-    trees = sum(line["topk"] != "1" for line in lines)
-    left_out += [f"{trees} rows of trees"] if trees else []
-    rows = [
-        Row(
-            *(line[name] for name in ("model", "bench")),
-            *(int(line[name]) for name in ("batch", "tp", "steps")),
-            *(float(line[name]) for name in ("base", "accept_length", "speedup")),
-            *known,
-        )
-        for line in lines
-        if line["topk"] == "1" and (known := shapes[line["model"]])
-    ]
+    rows: list[Row] = []
+    for line in lines:
+        files = (line["target"], line["head"]) if cells else named.get(line["model"]) or files_of(line["model"], configs)
+        if files not in shapes:
+            try:
+                target, head = (json.loads((configs / name).read_text()) for name in files)
+                shape = ModelShape.from_config(target)
+                shapes[files] = shape, ModelShape.of_head(head, shape)
+            except (LookupError, OSError) as reason:
+                shapes[files] = None
+                left_out.append(f"{line.get('model') or files[0]}: {reason.args[-1]}")
+        known = shapes[files]
+        if known is not None and cells and line["base_ms"] and line["round_ms"]:
+            rows.append(cell_row(line, *known))
+        elif known is not None and not cells and line["topk"] == "1":
+            words = (line[name] for name in ("model", "bench"))
+            counts = (int(line[name]) for name in ("batch", "tp", "steps"))
+            values = (float(line[name]) for name in ("base", "accept_length", "speedup"))
+            rows.append(Row(*words, *counts, *values, *known, gpu, context))
+    odd = {(row.source, row.model) for row in rows if row.tau / row.speedup < IMPOSSIBLE}
+    unlike = "rounds published as cheaper than a decode step: the baseline ran otherwise; measure both alike"
+    rows = [replace(row, regime=unlike) if (row.source, row.model) in odd else row for row in rows]
+    if cells and (untimed := sum(not (line["base_ms"] and line["round_ms"]) for line in lines)):
+        left_out.append(f"{untimed} rows without a decode step or a round")
+    if not cells and (trees := sum(line["topk"] != "1" for line in lines)):
+        left_out.append(f"{trees} rows of trees")
     return rows, left_out
+
+
+def cell_row(line: Mapping[str, str], target: ModelShape, head: ModelShape) -> Row:
+    """Return a measured round as a row."""
+    if line["gpu"] not in ACCELERATORS:
+        raise SystemExit(
+            f"the figures of {line['gpu']} are not known\nhint: choose one of {', '.join(sorted(ACCELERATORS))}"
+        )
+    batch, steps, base_ms = int(line["batch"]), int(line["K"]), float(line["base_ms"])
+    tau, mode = float(line.get("tau") or 1), line.get("mode") or "graph"
+    if line.get("weight", "16") == "awq4":
+        target = replace(target, weight_bytes=AWQ_BYTES, head_bytes=2.0)
+    kv_bytes = float(line.get("kv") or 16) / 8
+    version = re.search(r"(\d+)\.(\d+)", line.get("version") or "")
+    regime = ""
+    if version and (int(version[1]), int(version[2])) < OLDEST:
+        regime = "vLLM before 0.11: a draft step takes 1 ms outside of CUDA graphs; measure a round"
+    elif kv_bytes < 2 and ACCELERATORS[line["gpu"]].ampere:
+        regime = "an fp8 cache with a draft on Ampere: attention outside of CUDA graphs; measure a round"
+    elif mode != "graph":
+        regime = f"{mode}: launches take their time; measure a step and a round"
+    waits = line.get("kind") == "wall_group"
+    return Row(
+        model=line.get("model") or Path(line["target"]).stem,
+        bench=line.get("workload") or "",
+        batch=batch,
+        tp=int(line.get("tp") or 1),
+        steps=steps,
+        base=1000 * batch / base_ms,
+        tau=tau,
+        speedup=tau * base_ms / float(line["round_ms"]),
+        target=replace(target, kv_bytes=kv_bytes),
+        head=head,
+        gpu=line["gpu"],
+        context=round(float(line["context"])),
+        source=line.get("source") or "yours",
+        slowest=slowest(tau, steps, int(line["output"]), batch) if waits else 1.0,
+        regime=regime,
+    )
+
+
+@cache
+def slowest(tau: float, steps: int, output: int, batch: int) -> float:
+    """Return the expected rounds of the slowest of `batch` sequences of `output` tokens, as a multiple of the mean, if each
+    draft is kept with the same probability.
+    """
+    kept = brentq(lambda share: sum(share**depth for depth in range(steps + 1)) - tau, 0, 1)
+    emitted = np.array([0.0, *(kept**depth * (1 - kept) for depth in range(steps)), kept**steps])  # by a round
+    so_far, mean, most = np.eye(1, output)[0], 0.0, 0.0  # by tokens of a sequence that is not at its end
+    while (left := so_far.sum()) > 1e-9:
+        mean, most = mean + left, most + 1 - (1 - left) ** batch
+        so_far = np.convolve(so_far, emitted)[:output]
+    return float(most / mean)
 
 
 def files_of(model: str, configs: Path) -> tuple[str, str]:
@@ -136,18 +221,23 @@ def files_of(model: str, configs: Path) -> tuple[str, str]:
     return f"{name}.json", f"head-{name}.json"
 
 
-def cost(row: Row, setting: RooflineCosts, context: int) -> float:
-    """Return what a round costs in decode steps, by the product's own functions. As SGLang does, the head's first step runs
+def cost(row: Row, preset: str) -> float:
+    """Return what a round costs in decode steps, by the product's own functions. As engines do, the head's first step runs
     over all rows of the verification before.
     """
-    return float(full_round_costs(step_times(row, setting, context), row.steps)[-1])
+    return float(full_round_costs(step_times(row, preset), row.steps)[-1])
 
 
-def step_times(row: Row, setting: RooflineCosts, context: int) -> StepTimes:
+def setting_of(row: Row, preset: str) -> RooflineCosts:
+    """Return the costs of a row."""
+    return RooflineCosts(source="roofline", accelerator=row.gpu, preset=preset, tp=row.tp)
+
+
+def step_times(row: Row, preset: str) -> StepTimes:
     """Return the step times of a row's models."""
-    setting = setting.model_copy(update={"tp": row.tp})
-    rows = roofline_rows(row.target, {"head": row.head}, setting, row.steps, [row.batch], [context], [], ["head"])
-    return StepTable(rows).times("head", row.steps, row.batch, context)
+    place = ([row.batch], [row.context], [], ["head"])
+    rows = roofline_rows(row.target, {"head": row.head}, setting_of(row, preset), row.steps, *place)
+    return StepTable(rows).times("head", row.steps, row.batch, row.context)
 
 
 def with_requests(tau: float, cost_: float, share: float) -> float:
@@ -162,51 +252,89 @@ def request_shares(rows: Sequence[Row], costs: Sequence[float]) -> dict[tuple[st
         mine = [(row, each) for row, each in zip(rows, costs, strict=True) if row.requests == key]
 
         def squares(share: float, mine: Sequence[tuple[Row, float]] = tuple(mine)) -> float:
-            return sum(math.log(with_requests(row.tau, each, share) / row.speedup) ** 2 for row, each in mine)
+            return sum(math.log(predicted(row, each, share) / row.speedup) ** 2 for row, each in mine)
 
         found[key] = float(minimize_scalar(squares, bounds=(0, MOST_REQUESTS), method="bounded").x)
     return found
 
 
-def fitted(rows: Sequence[Row], setting: RooflineCosts, context: int) -> dict[str, float]:
-    """Fit the four overheads to the speedups and base throughputs of rows, with f free; that of experts only if a row has
-    them.
+def fitted(rows: Sequence[Row], preset: str) -> dict[str, float]:
+    """Fit the four overheads to the speedups and base throughputs of rows, with f free, that of experts only if a row has
+    them; or to rounds those of a step, a round, and, of several K and batches, of a draft step and the share of the peak.
     """
-    names = [name for name in FITTED if name != "expert_layer_us" or any(row.target.experts for row in rows)]
+    if rows[0].source:
+        start = dict(FITTED_TO_ROUNDS)
+        if len({row.steps for row in rows}) == 1:
+            del start["draft_ms"]
+        if len({row.batch for row in rows}) == 1:
+            del start["compute"]
+    else:
+        start = {name: value for name, value in FITTED.items() if name != "expert_layer_us" or rows_with_experts(rows)}
 
     def residuals(values: Sequence[float]) -> list[float]:
-        tried = with_overheads(setting, dict(zip(names, map(float, values), strict=True)))
-        costs = [cost(row, tried, context) for row in rows]
-        shares = request_shares(rows, costs)
+        tried = with_overheads(preset, dict(zip(start, map(float, values), strict=True)))
+        costs = [cost(row, tried) for row in rows]
+        shares = {} if rows[0].source else request_shares(rows, costs)
         found = []
         for row, each in zip(rows, costs, strict=True):
-            share = shares[row.requests]
-            base = (1 - share) * 1000 * row.batch / step_times(row, tried, context).decode.ms
-            found += [math.log(with_requests(row.tau, each, share) / row.speedup), math.log(base / row.base)]
-        return found
+            share = shares.get(row.requests, 0.0)
+            base = (1 - share) * 1000 * row.batch / step_times(row, tried).decode.ms
+            found += [math.log(predicted(row, each, share) / row.speedup), math.log(base / row.base)]
+        prior = [PRIOR * (value / start[name] - 1) for name, value in zip(start, values, strict=True)]
+        return found + prior if rows[0].source else found
 
-    start = [FITTED[name] for name in names]
-    best = least_squares(residuals, start, bounds=(0, np.inf), x_scale=start, diff_step=1e-2)
-    return dict(zip(names, map(float, best.x), strict=True))
-
-
-def with_overheads(setting: RooflineCosts, values: Mapping[str, float]) -> RooflineCosts:
-    """Return the setting with an engine of other overheads, whose error is what the engine's is elsewhere."""
-    engine = ENGINES[setting.preset]
-    factor = engine.factor if engine.accelerator is None else engine.factor**2
-    ENGINES["fitted"] = replace(engine, factor=factor, accelerator=None, **values)
-    return setting.model_copy(update={"preset": "fitted"})
+    most = [1.0 if name == "compute" else np.inf for name in start]
+    least = [0.05 if name == "compute" else 0.0 for name in start]
+    values = list(start.values())
+    best = least_squares(residuals, values, bounds=(least, most), x_scale=values, diff_step=1e-2)
+    return dict(zip(start, map(float, best.x), strict=True))
 
 
-def judged(
-    rows: Sequence[Row], setting: RooflineCosts, context: int, shares: Mapping[tuple[str, int], float]
-) -> list[Judged]:
+def rows_with_experts(rows: Sequence[Row]) -> bool:
+    """Return whether any target is a mixture of experts."""
+    return any(row.target.experts for row in rows)
+
+
+def with_overheads(preset: str, values: Mapping[str, float]) -> str:
+    """Return the preset of an engine with other constants, whose error is not known."""
+    values, efficiency = dict(values), engine_of(preset).efficiency
+    if "compute" in values:
+        efficiency = replace(efficiency, compute=values.pop("compute"))
+    ENGINES["fitted"] = replace(engine_of(preset), factor=ELSEWHERE, batch=0, efficiency=efficiency, **values)
+    return "fitted"
+
+
+def preset_of(rows: Sequence[Row], preset: str, values: Mapping[str, float], found: Sequence[Judged]) -> dict[str, Any]:
+    """Return a fitted preset as its file has it. Its factor is that of the preset it is like, or the rows' own if larger."""
+    gpus = dict.fromkeys(row.gpu for row in rows)
+    if len(gpus) > 1:
+        raise SystemExit(f"rows of {', '.join(gpus)} make no preset\nhint: fit the rows of one GPU")
+    engine, error = engine_of(preset), math.sqrt(np.mean([math.log1p(each.error) ** 2 for each in found]))
+    constants = {name: round(value, 4) for name, value in values.items() if name != "compute"}
+    return {
+        "like": preset,
+        "about": f"{len(rows)} measured rounds on {rows[0].gpu}",
+        "factor": round(max(engine.factor, math.exp(1.645 * error)), 2),
+        "accelerator": rows[0].gpu,
+        "batch": max(row.batch for row in rows),
+        "context": max(engine.context, *(row.context for row in rows)),
+        **constants,
+        "efficiency": {"compute": round(values["compute"], 4)} if "compute" in values else {},
+    }
+
+
+def predicted(row: Row, cost_: float, share: float) -> float:
+    """Return the speedup that is computed for a row."""
+    return with_requests(row.tau, cost_, share) / row.slowest
+
+
+def judged(rows: Sequence[Row], preset: str, shares: Mapping[tuple[str, int], float]) -> list[Judged]:
     """Compute the speedup of every row with its benchmark's share; 0 where the benchmark has none."""
     return [
         Judged(
             row,
-            with_requests(row.tau, cost(row, setting, context), shares.get(row.requests, 0.0)),
-            accuracy(setting, row.batch, context)[0],
+            predicted(row, cost(row, preset), shares.get(row.requests, 0.0)),
+            accuracy(setting_of(row, preset), row.batch, row.context, row.target)[0],
         )
         for row in rows
     ]
@@ -231,63 +359,76 @@ def summary(name: str, found: Sequence[Judged]) -> dict[str, Any]:
 
 def regrets(found: Sequence[Judged]) -> Iterable[float]:
     """Yield the share of the best published speedup that the computed choice of steps loses, for each set of steps."""
-    sets: dict[tuple[str, str, int], list[Judged]] = {}
+    sets: dict[Any, list[Judged]] = {}
     for each in found:
-        sets.setdefault((each.row.model, *each.row.requests), []).append(each)
+        row = each.row
+        sets.setdefault((row.source, row.gpu, row.model, row.context, row.regime, *row.requests), []).append(each)
     for rows in sets.values():
-        if len({each.row.steps for each in rows}) > 1:
+        if len({each.row.steps for each in rows}) > 1 and rows[0].row.tau > 1:  # tokens a round are known
             chosen = max(rows, key=lambda each: each.predicted)
             yield 1 - chosen.row.speedup / max(each.row.speedup for each in rows)
 
 
+def groups(found: Sequence[Judged]) -> Iterator[tuple[str, list[Judged]]]:
+    """Yield the rows of each source, GPU, model, batch and K, where there are several."""
+    for words, of in (
+        ("{}", lambda row: row.source),
+        ("{}", lambda row: row.gpu),
+        ("{}", lambda row: row.model),
+        ("{} bytes a weight", lambda row: row.target.weight_bytes),
+        ("batch {}", lambda row: row.batch),
+        ("K {}", lambda row: row.steps),
+    ):
+        values = dict.fromkeys(of(each.row) for each in found)
+        for value in (values if isinstance(next(iter(values)), str) else sorted(values)) if len(values) > 1 else ():
+            yield words.format(value), [each for each in found if of(each.row) == value]
+
+
 def main() -> None:
-    """Print the table, or the fitted overheads."""
+    """Print the table, or the fitted constants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, metavar="ROWS.csv")
     parser.add_argument("--configs", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--models", type=Path, metavar="FILE", help="CSV of model,target,head: names of files in FOLDER")
     parser.add_argument("--requests", type=Path, default=CALIBRATION / "specbundle_calibration.csv", metavar="CSV")
-    parser.add_argument("--accelerator", default="h200", choices=sorted(ACCELERATORS))
-    parser.add_argument("--engine", default="sglang-h200", choices=sorted(ENGINES))
-    parser.add_argument("--context", type=int, default=600, help="tokens in the cache (default 600)")
+    parser.add_argument("--accelerator", default="h200", choices=sorted(ACCELERATORS), help="of throughputs")
+    parser.add_argument("--preset", "--engine", help="default: sglang-h200 for throughputs, vllm-0.11 for rounds")
+    parser.add_argument("--context", type=int, default=600, help="tokens in the cache, of throughputs (default 600)")
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the fitted preset, for costs: {preset: FILE.json}")
     parser.add_argument("--format", default="terminal", choices=("terminal", "json"))
     given = parser.parse_args()
-    rows, left_out = read_rows(given.rows, given.configs, given.models)
-    if not rows:
+    rows, left_out = read_rows(given.rows, given.configs, given.models, given.accelerator, given.context)
+    if not any(not row.regime for row in rows):
         raise SystemExit(
             f"no row of {given.rows} can be computed: {'; '.join(left_out)}\nhint: chains of known shapes are needed"
         )
-    setting = RooflineCosts(source="roofline", accelerator=given.accelerator, preset=given.engine)
-    document: dict[str, Any] = {"engine": given.engine, "accelerator": given.accelerator, "context": given.context}
-    document["left_out"] = left_out
+    of_rounds = bool(rows[0].source)
+    preset = original = given.preset or ("vllm-0.11" if of_rounds else "sglang-h200")
+    document: dict[str, Any] = {"engine": preset, "accelerator": "by row" if of_rounds else given.accelerator}
+    document |= {"context": "by row" if of_rounds else given.context, "left_out": left_out}
+    described = [row for row in rows if not row.regime]
     if given.fit:
-        document["fitted"] = fitted(rows, setting, given.context)
-        setting = with_overheads(setting, document["fitted"])
-    calibration, _ = read_rows(given.requests, CALIBRATION / "configs", None)
-    usual = RooflineCosts(source="roofline", accelerator="h200", preset=given.engine)  # where these throughputs come from
-    shares = request_shares(calibration, [cost(row, usual, given.context) for row in calibration])
-    unknown = dict.fromkeys(row.requests for row in rows if row.requests not in shares)
-    document["left_out"] += [f"no request share for {bench}, batch {batch}: taken as 0" for bench, batch in unknown]
-    found = judged(rows, setting, given.context, shares)
-    groups = {f"{model}, {steps} steps, batch {batch}": [] for model, steps, batch in sorted({key(each) for each in found})}
-    for each in found:
-        model, steps, batch = key(each)
-        groups[f"{model}, {steps} steps, batch {batch}"].append(each)
-    models = dict.fromkeys(each.row.model for each in found)
-    tables = [summary("all", found)]
-    tables += [summary(model, [each for each in found if each.row.model == model]) for model in models]
-    tables += [summary(name, rows_of) for name, rows_of in groups.items()]
-    document |= {
-        "request_shares": {f"{bench}, batch {batch}": share for (bench, batch), share in shares.items()},
-        "errors": tables,
-    }
+        document["fitted"] = fitted(described, preset)
+        preset = with_overheads(preset, document["fitted"])
+    shares: dict[tuple[str, int], float] = {}
+    if not of_rounds:  # their requests, on an H200
+        calibration, _ = read_rows(given.requests, CALIBRATION / "configs", None, context=given.context)
+        shares = request_shares(calibration, [cost(row, original) for row in calibration])
+        unknown = dict.fromkeys(row.requests for row in rows if row.requests not in shares)
+        left_out += [f"no request share for {bench}, batch {batch}: taken as 0" for bench, batch in unknown]
+        document["request_shares"] = {f"{bench}, batch {batch}": share for (bench, batch), share in shares.items()}
+    found = judged(described, preset, shares)
+    tables = [("all", found), *groups(found)]
+    tables += [
+        (f"not in all: {regime}", judged([row for row in rows if row.regime == regime], preset, shares))
+        for regime in dict.fromkeys(row.regime for row in rows if row.regime)
+    ]
+    document["errors"] = [summary(name, each) for name, each in tables]
+    if given.out:
+        written = preset_of(described, original, document["fitted"], found)
+        given.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(document, indent=1) if given.format == "json" else text(document))
-
-
-def key(each: Judged) -> tuple[str, int, int]:
-    """What a row of the table is about: model, steps and batch."""
-    return each.row.model, each.row.steps, each.row.batch
 
 
 def text(document: Mapping[str, Any]) -> str:
@@ -297,7 +438,7 @@ def text(document: Mapping[str, Any]) -> str:
         lines.append("fitted: " + ", ".join(f"{name}={value:.4g}" for name, value in fit.items()))
     heads = ("signed_median", "median", "p90", "worst", "inside_percent", "gamma_regret_mean", "gamma_regret_worst")
     width = max(len(row["rows_of"]) for row in document["errors"])
-    lines.append(f"{'errors of speedups in %, with requests':{width}}  rows  " + "  ".join(heads))
+    lines.append(f"{'errors of speedups in %':{width}}  rows  " + "  ".join(heads))
     for row in document["errors"]:
         cells = ("" if row[name] is None else str(row[name]) for name in heads)
         values = "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, heads, strict=True))

@@ -15,7 +15,17 @@ from scipy.optimize import minimize_scalar
 from alphaprof.config.hardware import ACCELERATORS, ENGINES, Accelerator
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import roofline_ms, roofline_rows, shape_of
-from alphaprof.costs.roofline import Efficiency, Load, bytes_moved, draft_memory, experts_touched, flops, step_ms
+from alphaprof.costs.roofline import (
+    Efficiency,
+    Load,
+    attention_flops,
+    cache_moved,
+    draft_memory,
+    experts_touched,
+    matrix_flops,
+    step_ms,
+    weights_moved,
+)
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.errors import CostsUnreadable
@@ -101,22 +111,49 @@ H100 = ACCELERATORS["h100-sxm"]
 def test_a_step_of_a_toy_model_by_hand() -> None:
     # 960 parameters but for the embedding, 2 bytes each; 16 bytes of cache a token; 3 tokens of 2 sequences, context 5.
     load = Load(tokens=3, batch=2, context=5)
-    assert bytes_moved(TOY, load) == 960 * 2 + 2 * 5 * 16
-    assert flops(TOY, load) == 6 * (2 * 960 + 4 * 2 * 2 * 2 * 5)
+    assert (weights_moved(TOY, load), cache_moved(TOY, load)) == (960 * 2, 2 * 5 * 16)
+    assert (matrix_flops(TOY, load), attention_flops(TOY, load)) == (6 * 2 * 960, 6 * 4 * 2 * 2 * 2 * 5)
     assert step_ms(TOY, SLOW, HALF, 3, 2, 5) == pytest.approx(1000 * (2080 / 500 + 12480 / 2500))
+    overlapping = 1000 * (math.hypot(1920 / 500, 11520 / 2500) + math.hypot(160 / 500, 960 / 2500))
+    assert step_ms(TOY, SLOW, dataclasses.replace(HALF, overlap=2.0), 3, 2, 5) == pytest.approx(overlapping)
+
+
+@given(
+    st.sampled_from((TOY, MOE, *map(ModelShape.from_config, (LLAMA, QWEN3, QWEN3_MOE)))),
+    st.sampled_from(sorted(ACCELERATORS)),
+    *(st.integers(1, most) for most in (64, 256, 100_000, 8)),
+)
+def test_without_overlap_times_of_bytes_and_flops_are_added(
+    shape: ModelShape, name: str, tokens: int, batch: int, context: int, tp: int
+) -> None:
+    """As the formula was before kernels overlapped them; the larger p is, the nearer to the longer of the two."""
+    accelerator, efficiency, load = ACCELERATORS[name], Efficiency(0.8, 0.66, expert_reuse=0.7), Load(tokens, batch, context)
+    moved = weights_moved(shape, load, tp, 0.7) + cache_moved(shape, load, tp)
+    computed = matrix_flops(shape, load, tp) + attention_flops(shape, load, tp)
+    added = 1000 * (moved / (accelerator.bandwidth * 0.8) + computed / (accelerator.peak * 0.66))
+    for p in (1.0, 1 + 1e-12):
+        overlapping = dataclasses.replace(efficiency, overlap=p)
+        assert step_ms(shape, accelerator, overlapping, tokens, batch, context, tp) == pytest.approx(added, rel=1e-9)
+    less = [
+        step_ms(shape, accelerator, dataclasses.replace(efficiency, overlap=p), tokens, batch, context, tp)
+        for p in (1, 2.5, 9)
+    ]
+    assert less == sorted(less, reverse=True)
+    assert less[-1] >= 1000 * max(moved / (accelerator.bandwidth * 0.8), computed / (accelerator.peak * 0.66)) * (1 - 1e-9)
 
 
 def test_tied_embeddings_are_read_as_the_output_head() -> None:
     tied = dataclasses.replace(TOY, tied=True)
-    assert bytes_moved(tied, Load()) == 2000
-    assert flops(tied, Load()) == 2000
+    assert weights_moved(tied, Load()) == 2000
+    assert matrix_flops(tied, Load()) == 2000
 
 
 def test_tensor_parallelism_divides_weights_and_flops_and_the_cache_by_its_heads() -> None:
     load = Load(tokens=3, batch=2, context=5)
-    assert bytes_moved(TOY, load, tp=2) == 960 + 160  # one KV head: both devices hold it
-    assert bytes_moved(dataclasses.replace(TOY, kv_heads=2), load, tp=2) == 960 + 160  # two: twice the cache, one each
-    assert flops(TOY, load, tp=2) == 12480 / 2
+    assert weights_moved(TOY, load, tp=2) == 960
+    assert cache_moved(TOY, load, tp=2) == 160  # one KV head: both devices hold it
+    assert cache_moved(dataclasses.replace(TOY, kv_heads=2), load, tp=2) == 160  # two: twice the cache, one each
+    assert matrix_flops(TOY, load, tp=2) + attention_flops(TOY, load, tp=2) == 12480 / 2
     alone, together = (step_ms(TOY, SLOW, HALF, 3, 2, 5, tp) for tp in (1, 2))
     assert together == pytest.approx(1000 * (1120 / 500 + 6240 / 2500))
     exchanging = dataclasses.replace(HALF, all_reduce_ms=7.0)
@@ -131,18 +168,56 @@ def test_steps_of_a_head_by_hand() -> None:
     parts = {"first_parameters": 300, "last_parameters": 200, "stored_parameters": 1200}
     head = dataclasses.replace(TOY, layers=1, tied=True, **parts)
     load = Load(tokens=3, batch=2, context=5)
-    assert bytes_moved(head, load) == 1000 * 2 + 2 * 5 * 8
-    assert flops(head, load) == 6 * (2 * 800 + 4 * 2 * 2 * 5) + 2 * 2 * 200
-    assert bytes_moved(head.later, Load(batch=2, context=5)) == 700 * 2 + 2 * 5 * 8
-    assert flops(head.later, Load(batch=2, context=5)) == 2 * (2 * 500 + 4 * 2 * 2 * 5 + 2 * 200)
+    assert (weights_moved(head, load), cache_moved(head, load)) == (1000 * 2, 2 * 5 * 8)
+    assert (matrix_flops(head, load), attention_flops(head, load)) == (6 * 2 * 800 + 2 * 2 * 200, 6 * 4 * 2 * 2 * 5)
+    assert weights_moved(head.later, Load(batch=2)) == 700 * 2
+    assert matrix_flops(head.later, Load(batch=2)) == 2 * (2 * 500 + 2 * 200)
     assert (head.total_weight_bytes, TOY.total_weight_bytes) == (1200 * 2, 1000 * 2)
     assert TOY.later == TOY
 
 
+def test_an_output_head_of_other_bytes_is_read_and_stored_as_such() -> None:
+    """40 of the 1,000 parameters, and as many of the embedding, which is stored only."""
+    quantised = dataclasses.replace(TOY, weight_bytes=0.5, head_bytes=2.0)
+    assert weights_moved(quantised, Load()) == 920 * 0.5 + 40 * 2
+    assert quantised.total_weight_bytes == 920 * 0.5 + 80 * 2
+    assert dataclasses.replace(quantised, tied=True).total_weight_bytes == 960 * 0.5 + 40 * 2
+
+
+def test_packed_weights_are_read_and_multiplied_slower_but_for_the_head() -> None:
+    packed = dataclasses.replace(HALF, packed_memory=0.8, packed_compute=0.5)
+    quantised = dataclasses.replace(TOY, weight_bytes=0.5, head_bytes=2.0)
+    expected = 1000 * ((920 * 0.5 / 0.8 + 40 * 2) / 500 + 2 * 960 / 2500 / 0.5)
+    assert step_ms(quantised, SLOW, packed) == pytest.approx(expected)
+    for bytes_ in (1.0, 2.0):
+        whole = dataclasses.replace(TOY, weight_bytes=bytes_)
+        assert step_ms(whole, SLOW, packed) == step_ms(whole, SLOW, HALF)
+
+
+def test_an_accelerator_has_shares_of_its_own() -> None:
+    """Of the peak where the engine names none, and of the bandwidth at which the cache is read."""
+    own = dataclasses.replace(HALF, compute=None, own_cache=True)
+    measured = dataclasses.replace(SLOW, compute_share=0.4, cache_share=0.8)
+    assert step_ms(TOY, measured, own, 3, 2, 5) == pytest.approx(1000 * (1920 / 500 + 160 / 800 + 12480 / 4000))
+    assert step_ms(TOY, SLOW, own, 3, 2, 5) == pytest.approx(1000 * (1920 / 500 + 160 / 950 + 12480 / 5000))
+    assert step_ms(TOY, measured, HALF, 3, 2, 5) == step_ms(TOY, SLOW, HALF, 3, 2, 5)
+
+
+def test_a_verification_on_ampere_takes_longer_to_read_the_cache() -> None:
+    """A multiple of what decoding takes, and at least a time for each layer and token of context, whatever the batch."""
+    slow, ampere = dataclasses.replace(HALF, verify_cache=3.0), dataclasses.replace(SLOW, ampere=True)
+    decode, verify = (step_ms(TOY, ampere, slow, tokens, 2, 5) for tokens in (1, 2))
+    assert decode == step_ms(TOY, SLOW, HALF, 1, 2, 5)
+    assert verify == pytest.approx(step_ms(TOY, SLOW, HALF, 2, 2, 5) + 2 * 1000 * 160 / 500)
+    waiting = dataclasses.replace(slow, verify_context_ns=1e9)  # 2 layers, 5 tokens
+    assert step_ms(TOY, ampere, waiting, 2, 2, 5) == pytest.approx(verify - 3 * 1000 * 160 / 500 + 10_000)
+    assert step_ms(TOY, SLOW, waiting, 2, 2, 5) == step_ms(TOY, SLOW, HALF, 2, 2, 5)
+
+
 def test_quantised_weights_and_caches_move_fewer_bytes() -> None:
     small = dataclasses.replace(TOY, weight_bytes=0.5, kv_bytes=1)
-    assert bytes_moved(small, Load(batch=2, context=5)) == 960 * 0.5 + 80
-    assert flops(small, Load()) == flops(TOY, Load())
+    assert (weights_moved(small, Load()), cache_moved(small, Load(batch=2, context=5))) == (960 * 0.5, 80)
+    assert matrix_flops(small, Load()) == matrix_flops(TOY, Load())
 
 
 @each(("experts", "used", "tokens"), [(8, 2, 1), (8, 2, 5), (64, 6, 12), (4, 4, 3)])
@@ -156,10 +231,10 @@ def test_touched_experts_are_those_of_random_routing(experts: int, used: int, to
 
 def test_a_mixture_reads_what_is_touched_and_computes_what_is_active() -> None:
     assert (MOE.shared_parameters, MOE.active_parameters) == (200, 600)
-    assert bytes_moved(MOE, Load()) == pytest.approx((200 - 40 + 2 * 200) * 2)
-    assert bytes_moved(MOE, Load(tokens=2)) == pytest.approx((160 + 3 * 200) * 2)  # 4 (1 - 1/4) experts
-    assert bytes_moved(MOE, Load(batch=2)) == bytes_moved(MOE, Load(tokens=2))
-    assert flops(MOE, Load(tokens=2)) == 2 * 2 * 560
+    assert weights_moved(MOE, Load()) == pytest.approx((200 - 40 + 2 * 200) * 2)
+    assert weights_moved(MOE, Load(tokens=2)) == pytest.approx((160 + 3 * 200) * 2)  # 4 (1 - 1/4) experts
+    assert weights_moved(MOE, Load(batch=2)) == weights_moved(MOE, Load(tokens=2))
+    assert matrix_flops(MOE, Load(tokens=2)) == 2 * 2 * 560
     assert experts_touched(TOY, 9) == 0
 
 
@@ -299,6 +374,27 @@ def test_overheads_are_added_where_they_belong(monkeypatch: pytest.MonkeyPatch) 
             ("ngram", "lookup"): 0.0,
         }
     )
+
+
+def test_a_target_has_overheads_of_a_step_and_of_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = dataclasses.replace(ENGINES["none"], step_ms=0.5, sequence_ms=0.25)
+    monkeypatch.setitem(ENGINES, "own", own)
+    plain, slow = rows(), rows(PLAIN.model_copy(update={"preset": "own"}))
+    for model, step, tokens, batch, context in plain:
+        place, more = (model, step, tokens, batch, context), 0.5 + batch * 0.25
+        added = more if model == "target" and step != "prefill" else 0.0
+        assert slow[place].ms - plain[place].ms == pytest.approx(added), place
+
+
+def test_a_prompt_fills_matrix_units_whatever_a_verification_reaches() -> None:
+    """Its share of the peak is 0.66, and that of the accelerator if it is larger."""
+    parameters = TARGET.parameters - 128256 * 4096
+    for name, share in (("h100-sxm", 0.66), ("a10", 0.66), ("h20", 1.0)):
+        accelerator = ACCELERATORS[name]
+        setting = RooflineCosts(source="roofline", accelerator=name, preset="vllm-0.11")
+        reading, computing = 2 * parameters / accelerator.bandwidth / 0.79, 2 * parameters * 2048 / accelerator.peak / share
+        expected = 1000 * (reading**2.5 + computing**2.5) ** 0.4
+        assert roofline_ms(setting, TARGET, True, 2048, 1, 0, prefill=True) == pytest.approx(expected)
 
 
 def test_target_and_draft_have_their_own_devices() -> None:

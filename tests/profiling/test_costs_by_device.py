@@ -15,7 +15,7 @@ from alphaprof.cli.app import app
 from alphaprof.config.hardware import ACCELERATORS, DEVICES
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import MeasuredCosts, RooflineCosts
-from alphaprof.errors import AlphaprofError, CostsUnreadable, EngineFailed, ProfileInvalid, RunMismatch
+from alphaprof.errors import AlphaprofError, CostsUnreadable, EngineFailed, OptionInvalid, ProfileInvalid, RunMismatch
 from alphaprof.profiling.profile import as_measured, with_costs
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
@@ -68,7 +68,9 @@ def test_a_gpu_has_a_roofline_which_the_run_keeps_and_says_why(
 def test_the_screen_says_why_and_what_measures(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "NVIDIA H100 80GB HBM3", 8)
     options, said = load_profile(profile), list[str]()
-    assert with_costs(options, said.append).costs.accelerator == "h100-sxm"
+    found = with_costs(options, said.append).costs
+    assert isinstance(found, RooflineCosts)
+    assert (found.accelerator, found.preset) == ("h100-sxm", "vllm-0.11")  # that of an H200 is another's
     target = options.target.model_copy(update={"device_map": "auto"})
     spread = with_costs(options.model_copy(update={"target": target}), said.append)
     assert spread.costs.tp == 8
@@ -90,6 +92,22 @@ def test_a_gpu_whose_figures_are_not_known_is_refused_with_what_to_write(
         run_profile(profile, tmp_path / "run")
     assert all(words in caught.value.hint for words in ("{source: vllm}", "accelerator: NAME", "h100-sxm", "{source: none}"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_preset_of_ones_own_lies_beside_the_profile_and_is_read_before_weights(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ("costs={source: roofline, accelerator: l4, preset: mine.json}", "data.long.limit=2", "data.short.limit=2")
+    preset = profile.parent / "mine.json"
+    with monkeypatch.context() as patch:
+        patch.setattr("alphaprof.profiling.profile.load", pytest.fail)
+        with pytest.raises(OptionInvalid, match=r"mine\.json is no preset"):
+            run_profile(profile, tmp_path / "run", False, *named)
+    preset.write_text('{"like": "vllm-0.11", "step_ms": 1000.0, "accelerator": "l4"}')
+    run = run_profile(profile, tmp_path / "run", False, *named)
+    assert isinstance(run.manifest.profile.costs, RooflineCosts)
+    assert run.manifest.profile.costs.preset == str(preset.resolve())
+    assert build_report(Run.open(run.path)).times.target_ms[1] > 1000
 
 
 @each("source", ["measured", "none"])

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LlamaConfig, Qwen3Config
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import measured_rows
-from alphaprof.costs.roofline import Load, bytes_moved, flops
+from alphaprof.costs.roofline import Load, cache_moved, matrix_flops, weights_moved
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import StepTable
 from alphaprof.profiling.heads.dflash import DFlash
@@ -270,14 +270,14 @@ def test_a_roofline_moves_and_computes_what_the_steps_do(name: str) -> None:
     for tokens in (1, 3):
         cache = steps.cache()
         products, parameters = counted(partial(steps.extended, cache, tokens))
-        assert products == flops(shape, Load(tokens, 3))
-        assert bytes_moved(shape, Load(tokens, 3)) == 4 * parameters
+        assert products == matrix_flops(shape, Load(tokens, 3))
+        assert weights_moved(shape, Load(tokens, 3)) == 4 * parameters
     state, token = steps.extended(cache, 1)
     products, parameters = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
-    assert products == flops(shape.later, Load(1, 3))
-    assert bytes_moved(shape.later, Load(1, 3)) == 4 * parameters
+    assert products == matrix_flops(shape.later, Load(1, 3))
+    assert weights_moved(shape.later, Load(1, 3)) == 4 * parameters
     kept = sum(full[:1, :, :7].numel() for pair in cache.keys.layers.values() for full in pair)
-    assert bytes_moved(shape, Load(1, 1, 7)) - bytes_moved(shape, Load(1, 1)) == 4 * kept
+    assert cache_moved(shape, Load(1, 1, 7)) == 4 * kept
     assert shape.total_weight_bytes == 4 * sum(each.numel() for each in network.parameters())
     assert shape == ModelShape(**known_shape(head(network=network)))
 
@@ -310,6 +310,6 @@ def test_a_reused_module_has_steps_and_shapes() -> None:
     cache = steps.cache()
     state, token = steps.extended(cache, 1)
     products, _ = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
-    assert products == flops(shape.later, Load(1, 3))
+    assert products == matrix_flops(shape.later, Load(1, 3))
     draft = HeadDraft("head", network, model, "mtp", "h", "mtp", 3)
     assert known_shape(draft)["stored_parameters"] == sum(each.numel() for each in network.parameters())

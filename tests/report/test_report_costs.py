@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.check import checked
 from alphaprof.commands.latency import Latency
+from alphaprof.config.hardware import ENGINES
 from alphaprof.config.load import changed_question
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import open_costs, roofline_ms
@@ -463,7 +464,25 @@ def test_the_error_of_computed_times_is_part_of_the_interval_and_larger_elsewher
     assert "roofline of h200 (x/÷ 1.25): not measured" in pages[0]
     assert "roofline of l4 (x/÷ 1.56): not measured" in pages[1]
     assert "90% of published speedups lie within factor 1.25" in pages[0]
-    assert "this is outside that range, so the error is doubled: factor 1.56" in pages[1]
+    assert "this is outside that range, so the error is that of elsewhere: factor 1.56" in pages[1]
+
+
+def test_a_time_that_is_not_linear_in_the_context_holds_at_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here of layers that read 100 tokens at most: places at 0 and beyond the mean alone would give half of it."""
+    run = shaped(timed(tmp_path / "run"), tmp_path / "run")
+    whole = ModelShape.cache_bytes
+    monkeypatch.setattr(ModelShape, "cache_bytes", lambda shape, context: whole(shape, min(context, 100)))
+    setting = RooflineCosts(source="roofline", accelerator="a100-80gb", preset="vllm-0.11", concurrency=[8])
+    target, engine = ModelShape.from_config(LLAMA), ENGINES["vllm-0.11"]
+    for context in (99.0, 100.0, 130.0, 5000.0):
+        costs = open_costs(run, setting, context)
+        assert costs is not None
+        expected = roofline_ms(setting, target, True, 4, 8, round(context)) + engine.target_ms(32, False, 8)
+        assert costs.times(8)["small"].target[4].ms == pytest.approx(expected, rel=1e-12)
+    between = open_costs(run, setting, 99.5)
+    assert between is not None
+    ends = [roofline_ms(setting, target, True, 4, 8, context) + engine.target_ms(32, False, 8) for context in (99, 100)]
+    assert between.times(8)["small"].target[4].ms == pytest.approx(sum(ends) / 2)
 
 
 def test_a_roofline_needs_shapes(run: Run) -> None:
