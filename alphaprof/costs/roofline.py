@@ -32,8 +32,7 @@ def bytes_moved(shape: ModelShape, load: Load, tp: int = 1, expert_reuse: float 
 
     Devices beyond the number of KV heads hold copies of them, so that the cache is divided by kv_heads at most.
     """
-    touched = experts_touched(shape, load.tokens**expert_reuse * load.batch) * shape.expert_parameters
-    weights = (shape.shared_parameters - shape.looked_up + touched) * shape.weight_bytes
+    weights = shape.read_bytes(experts_touched(shape, load.tokens**expert_reuse * load.batch))
     cache = load.batch * shape.cache_bytes(load.context)
     return weights / tp + cache / min(tp, shape.kv_heads)
 
