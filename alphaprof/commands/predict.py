@@ -8,12 +8,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alphaprof.config.hardware import ACCELERATORS, ENGINES
-from alphaprof.costs.shapes import HEAD, ModelShape
+from alphaprof.costs.layers import decoder_of
+from alphaprof.costs.quantization import quantization_of
+from alphaprof.costs.shapes import NESTED, ONE_PASS, ModelShape, draft_kind, layer_of
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, table_by_columns
@@ -23,6 +24,7 @@ from alphaprof.stats.formulas import RoundCost
 
 if TYPE_CHECKING:
     from alphaprof.config.options import RooflineCosts
+    from alphaprof.costs.steps import StepRow
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
@@ -48,6 +50,8 @@ class ComputedCost:
 
     target: str  # file of its config
     draft: str  # file of its config
+    kind: str | None  # eagle3, eagle, mtp, p-eagle, pard, dflash or dspark; None: a model
+    read: tuple[str, ...]  # what the two configs say, in words
     accelerator: str  # the device
     preset: str  # of the serving engine whose overheads count
     tp: int  # devices in tensor parallelism
@@ -55,8 +59,8 @@ class ComputedCost:
     context: int  # tokens in the cache of each
     decode_ms: float  # a decode step of the target
     verify_ms: tuple[float, ...]  # over 2, 3, ... tokens
-    draft_ms: float  # a later step of a head, any of a draft model
-    draft_first_ms: tuple[float, ...]  # of a head, over 1, 2, ... tokens; empty for a draft model
+    draft_ms: float  # a later step of a head, any of a draft model; 0 for what drafts in one pass
+    draft_first_ms: tuple[float, ...]  # of a head or in one pass, after 1, 2, ... verified tokens; empty for a draft model
     round_ms: float  # the engine's overhead of a round
     costs: tuple[float, ...]  # of a round of 1, 2, ... drafts, in decode steps
     factor: float
@@ -276,19 +280,34 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
     config, draft_config = _read_config(target), _read_config(draft)
-    if HEAD in config:
+    kinds = [_counted(draft, lambda: draft_kind(draft_config, config)), _counted(target, lambda: draft_kind(config))]
+    if kinds[1] is not None:
         raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
-    shape = _shape_of_config(target, config, ModelShape.from_config, asked.weight_bytes)
-    is_head = HEAD in draft_config
-    read = partial(ModelShape.of_head, target=shape) if is_head else ModelShape.from_config
-    used = _shape_of_config(draft, draft_config, read, None if is_head else asked.draft_weight_bytes)
-    heads = ["draft"] if is_head else []
-    rows = roofline_rows(shape, {"draft": used}, asked, gamma, [batch], [context], [], heads, context)
-    times = StepTable(rows).times("draft", gamma, batch, context)
-    factor, words = accuracy(asked, batch, context)
+    shape = _shape(target, lambda: ModelShape.from_config(config, asked.weight_bytes, asked.kv_bytes))
+    used = _draft_shape(draft, draft_config, (kind := kinds[0]), shape, config, asked)
+    if kind in ("dflash", "dspark"):
+        _require_block(draft, draft_config, kind, gamma)
+    odd = (shape.weight_bytes, shape.kv_bytes) != (2.0, 2.0) or shape.state_bytes or shape.window or shape.kept_elements
+    ground = asked
+    if asked.weight_bytes is None and (odd or kind in ONE_PASS):  # unlike what published rounds are of
+        ground = asked.model_copy(update={"weight_bytes": shape.weight_bytes})
+    heads = [] if kind is None else ["draft"]
+    rows = roofline_rows(shape, {"draft": used}, ground, gamma, [batch], [context], [], heads, context)
+    tables = [StepTable(rows)] * gamma
+    if kind in ONE_PASS:
+        model = roofline_rows(shape, {"draft": used}, ground, 1, [batch], [context], [], [], context)
+        tables = [StepTable(_one_pass(rows, model, used, ground, each)) for each in range(1, gamma + 1)]
+    times = tables[-1].times("draft", gamma, batch, context)
+    every = [table.times("draft", gamma, batch, context) for table in tables]
+    factor, words = accuracy(ground, batch, context)
     return ComputedCost(
         target=str(target),
         draft=str(draft),
+        kind=kind,
+        read=(
+            _read_of(target, config, shape, None, asked.weight_bytes is None),
+            _read_of(draft, draft_config, used, kind, asked.draft_weight_bytes is None),
+        ),
         accelerator=asked.accelerator,
         preset=asked.preset,
         tp=asked.tp,
@@ -297,9 +316,9 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
         decode_ms=times.decode.ms,
         verify_ms=tuple(times.target[tokens].ms for tokens in range(2, gamma + 2)),
         draft_ms=times.draft.ms,
-        draft_first_ms=tuple(times.draft_first[tokens].ms for tokens in range(1, gamma + 2)) if is_head else (),
+        draft_first_ms=tuple(times.draft_first[tokens].ms for tokens in range(1, gamma + 2)) if heads else (),
         round_ms=times.bookkeeping.ms,
-        costs=tuple(full_round_costs(times, gamma)[1:].tolist()),
+        costs=tuple(float(full_round_costs(each, gamma)[drafts]) for drafts, each in enumerate(every, 1)),
         factor=factor,
         accuracy=words,
     )
@@ -316,30 +335,103 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise CostsUnreadable(f"{path} is not a JSON object", "name the model's config.json")
-    if path.name == CONFIG and config.get("quantization_config") is None:
-        return config | {"quantization_config": quantization_beside(path.parent)}
-    return config
+    beside = quantization_beside(path.parent) if path.name == CONFIG else None
+    return config if beside is None else config | {"quantization_config": beside | (config.get("quantization_config") or {})}
 
 
-def _shape_of_config(
-    path: Path, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], ModelShape], weight_bytes: float | None
+def _one_pass(
+    rows: Iterable[StepRow], model: Iterable[StepRow], shape: ModelShape, asked: RooflineCosts, gamma: int
+) -> Iterator[StepRow]:
+    """Yield the rows of a draft whose first step is its only one: a step as of a `model`, over `gamma` rows beside those of
+    the verified tokens.
+    """
+    from alphaprof.costs.cost_model import roofline_ms
+
+    (single,) = (row for row in model if row.step == "draft" and row.tokens == 1)
+    added = single.ms - roofline_ms(asked, shape.later, False, 1, single.batch, int(single.context))
+    for row in rows:
+        if row.step == "draft_first":
+            tokens = row.tokens + gamma - 1
+            row = dataclasses.replace(row, ms=added + roofline_ms(asked, shape, False, tokens, row.batch, int(row.context)))
+        yield dataclasses.replace(row, ms=0.0) if row.step == "draft" else row
+
+
+def _draft_shape(
+    path: Path,
+    config: Mapping[str, Any],
+    kind: str | None,
+    target: ModelShape,
+    whole: Mapping[str, Any],
+    asked: RooflineCosts,
 ) -> ModelShape:
-    """Return the shape that a config says. Raises `CostsUnreadable` for one that cannot be counted."""
+    """Return the shape of a draft. Raises `CostsUnreadable` for one that cannot be counted, and for a head whose hidden size
+    or vocabulary is not that of the target.
+    """
+    if kind in (None, "pard"):
+        shape = _shape(path, lambda: ModelShape.from_config(config, asked.draft_weight_bytes))
+        return shape.at_once() if kind else shape
+    if kind == "mtp":
+        given = {"quantization_config": None} if asked.weight_bytes is not None else {}
+        return _shape(path, lambda: ModelShape.of_mtp(decoder_of(whole) | given, target))
+    layer = layer_of(config)
+    hidden, ids = (
+        config.get("target_hidden_size") or layer.get("hidden_size"),
+        layer.get("vocab_size") or target.vocabulary,
+    )
+    # Padding makes vocabularies of one tokenizer differ a little.
+    if (hidden or target.hidden) != target.hidden or abs(ids - target.vocabulary) > 0.01 * target.vocabulary:
+        problem = f"a head for hidden size {hidden} and {ids} ids; the target has {target.hidden} and {target.vocabulary}"
+        raise CostsUnreadable(f"{path} is {problem}", "give the head that was trained for this target")
+    return _shape(path, lambda: ModelShape.of_head(config, target))
+
+
+def _require_block(path: Path, config: Mapping[str, Any], kind: str, gamma: int) -> None:
+    """Raise `OptionInvalid` for more drafts than a block holds, a row of which is the last token unless that drafts too."""
+    nested = {**config, **(config.get(NESTED) or {})}
+    block = nested.get("block_size")
+    if block is not None and gamma > (longest := block - (not nested.get("sample_from_anchor", kind == "dspark"))):
+        raise OptionInvalid(f"{path} drafts at most {longest} tokens in a block", f"give --gamma {longest} or less")
+
+
+def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, kind: str | None, declared: bool) -> str:
+    """Return what a config says, in words. `declared`: the bytes of its weights are those that it declares."""
+    size = f"{shape.parameters / 1e9:.3g}B parameters"
+    if shape.experts:
+        size += f", {shape.active_parameters / 1e9:.3g}B of them for a token"
+    sizes = {"weights": shape.weight_bytes, "experts": shape.expert_bytes, "head": shape.head_bytes}
+    each = ", ".join(f"{name} {value:.3g} B" for name, value in sizes.items() if value)
+    found = quantization_of(decoder_of(config)) if declared and kind in (None, "mtp", "pard") else None
+    method = found.name if found else "16-bit" if declared else "as given"
+    cache = f"{fmt.number(shape.kv_bytes_per_token / 1000)} kB of cache a token"
+    return f"{kind or 'model'} of {path}: {size}; {method} ({each}); {cache}"
+
+
+def _counted(path: Path, read: Callable[[], Any]) -> Any:
+    """Return what is read of a config. Raises `CostsUnreadable` for one that cannot be counted."""
     problem, hint = "its numbers do not describe a model", "check the file: step times are computed from its values"
-    if config.get("quantization_config") and weight_bytes is None:
-        raise CostsUnreadable(f"{path} has quantized weights", "give their size: --weight-bytes 1 for fp8, 0.5 for 4 bits")
     try:
-        shape = read(config)
-        sizes = (shape.parameters, shape.layers, shape.hidden, shape.heads, shape.head_dim)
-        if all(0 < float(value) < math.inf for value in sizes):
-            return shape if weight_bytes is None else dataclasses.replace(shape, weight_bytes=weight_bytes)
-    except KeyError as error:
+        return read()
+    except LookupError as error:
         reason = str(error.args[0])
         problem = reason if " " in reason else f"it has no {reason}"
         hint = "use step times of your engine instead: costs: {source: table} (docs/costs.md)"
-    except (TypeError, ValueError, ArithmeticError):
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
         pass
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
+
+
+def _shape(path: Path, read: Callable[[], ModelShape]) -> ModelShape:
+    """Return a shape whose numbers are possible. Raises `CostsUnreadable`."""
+
+    def possible() -> ModelShape:
+        shape = read()
+        sizes = (shape.parameters, shape.layers, shape.hidden, shape.heads, shape.head_dim)
+        if not all(0 < float(value) < math.inf for value in sizes):
+            raise ValueError
+        return shape
+
+    shape: ModelShape = _counted(path, possible)
+    return shape
 
 
 def _require_between(option: str, value: float, low: float, high: float) -> None:
@@ -365,6 +457,8 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
     if rate is not None or rates:
         longest = rate.gamma if rate is not None else len(rates)
         yield f"no gamma above {longest}: acceptance is given up to there, and heads accept less at each further depth"
+    elif prediction.computed is not None and prediction.computed.kind and prediction.best_gamma > 1:
+        yield "one alpha for all depths: heads accept less at each further one, so give a length and its gamma, or --rates"
     if prediction.computed is None:
         yield "Computed from formulas, not measured on text: there is no interval. next: run alphaprof profile"
     else:
@@ -396,11 +490,16 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         steps = f"draft step {cost.draft:g}, verification {cost.verify:g}, overhead of a round {cost.overhead:g}"
         yield f"in plain decode steps: {steps}"
     if computed is not None:
+        yield from computed.read
         devices = f"{computed.tp} x {computed.accelerator}" if computed.tp > 1 else computed.accelerator
         yield f"computed for {devices}, batch {computed.batch}, context {fmt.count(computed.context)}: {computed.accuracy}"
-        first = f", a head's first step {fmt.number(computed.draft_first_ms[-1])} ms" if computed.draft_first_ms else ""
+        draft, first = f"a draft step {fmt.number(computed.draft_ms)} ms", ""
+        if computed.draft_first_ms:
+            first = f", a head's first step {fmt.number(computed.draft_first_ms[-1])} ms"
+        if computed.kind in ONE_PASS:
+            draft, first = f"drafting all of a round in one pass {fmt.number(computed.draft_first_ms[-1])} ms", ""
         yield (
             f"a decode step takes {fmt.number(computed.decode_ms)} ms, verifying {len(computed.verify_ms) + 1} tokens "
-            f"{fmt.number(computed.verify_ms[-1])} ms, a draft step {fmt.number(computed.draft_ms)} ms{first}, the engine "
+            f"{fmt.number(computed.verify_ms[-1])} ms, {draft}{first}, the engine "
             f"{fmt.number(computed.round_ms)} ms a round"
         )

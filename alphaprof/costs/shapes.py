@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alphaprof.costs.layers import EXPERTS, MIXTURES, STATE_BYTES, USED, decoder_of, first_of, layers_of
+from alphaprof.costs.layers import EXPERTS, MIXTURES, STATE_BYTES, USED, Layer, decoder_of, first_of, layers_of
 from alphaprof.costs.quantization import quantization_of
 
 # Families whose parameters and cache the counts below add up, each against a model of transformers or its published size;
@@ -24,6 +24,10 @@ KNOWN = frozenset(
 )
 TIED = ("gemma", "cohere")  # families of one matrix for input and output where the config does not say
 HEAD = "draft_vocab_size"  # what tells the config of an EAGLE-3 head from a model's
+MASKS = ("mask_token_id", "ptd_token_id")  # what tells that of a P-EAGLE head
+NESTED = "dflash_config"  # settings of z-lab's DFlash
+MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+ONE_PASS = ("p-eagle", "pard", "dflash", "dspark")  # kinds that draft all tokens of a round at once
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,6 @@ class ModelShape:
         embedded = len(layers) * config.get("hidden_size_per_layer_input", 0) * config.get("vocab_size_per_layer_input", 0)
         experts = first_of(config, *EXPERTS) if counts[True] else 0
         body = sizes[False] / counts[False]
-        reads = [read for layer in layers for read in layer.reads]
-        all_of = [read for read in reads if not read.window]
-        limited = [read for read in reads if read.window]
         mixers = sum(layer.mixes for layer in layers)
         return cls(
             parameters=counts[True] + counts[False] + vocabulary * hidden * (1 if tied else 2) + embedded,
@@ -114,33 +115,73 @@ class ModelShape:
             head_bytes=quantization.bytes_of("embed_tokens" if tied else "lm_head") if quantization else 0.0,
             expert_bytes=sizes[True] / counts[True] if quantization and experts else 0.0,
             embedded=embedded,
-            token_elements=sum(read.elements for read in all_of),
-            context_flops=sum(read.flops for read in all_of),
-            window=max((read.window for read in limited), default=0),
-            window_elements=sum(read.elements for read in limited),
-            window_flops=sum(read.flops for read in limited),
-            kept_elements=sum(read.elements for read in limited if read.kept),
+            **_read_of(layers),
             state_bytes=2 * STATE_BYTES * sum(layer.state for layer in layers),
         )
 
     @classmethod
     def of_head(cls, config: Mapping[str, Any], target: ModelShape, weight_bytes: float = 2.0) -> ModelShape:
-        """Return the shape of an EAGLE-3 head from its config.json, or that of speculators, which holds its layer's apart.
+        """Return the shape of a head from its config.json, or that of speculators, which holds its layers' apart; see
+        `draft_kind`. What drafts in one pass has no later steps: all of its parameters are among `first_parameters`.
 
-        The first layer reads embedding and state side by side, three states of the target enter through one matrix, and
-        logits are of `HEAD` ids. Raises `KeyError` for configs that lack a number.
+        EAGLE-3: the first layer reads embedding and state side by side, three states of the target enter through one matrix,
+        and logits are of `HEAD` ids. EAGLE: one matrix reads both in each step. DFlash: as many states enter as the config
+        names. Without `HEAD` logits are by the target's own matrix. Raises `LookupError` for configs that lack a number.
         """
-        layer = config.get("transformer_layer_config") or config
-        layers, hidden, heads = (layer[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        layer, kind = layer_of(config), draft_kind(config)
+        layers, hidden, heads = layers_of(layer), layer["hidden_size"], layer["num_attention_heads"]
         kv_heads = layer.get("num_key_value_heads") or heads
         head_dim = layer.get("head_dim") or hidden // heads
-        vocabulary = config[HEAD] or layer["vocab_size"]
-        read = (layers + 1) * hidden  # by the matrices of queries, keys and values: the first layer reads twice as much
-        attention = read * head_dim * (heads + 2 * kv_heads) + layers * heads * head_dim * hidden
-        entering, logits = 3 * target.hidden * hidden, hidden * vocabulary
-        parameters = attention + layers * 3 * hidden * layer["intermediate_size"] + entering + logits
-        sizes = (parameters, layers, hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, weight_bytes)
-        return cls(*sizes, tied=True, first_parameters=entering, last_parameters=logits, stored_parameters=parameters)
+        vocabulary = config.get(HEAD) or target.vocabulary
+        own = sum(sum(each.matrices.values()) for each in layers)
+        states = target.hidden * hidden  # through which one state of the target enters
+        if kind in ("eagle3", "p-eagle"):
+            own, entering = own + hidden * head_dim * (heads + 2 * kv_heads), 3 * states
+        elif kind == "eagle":
+            own, entering = own + 2 * hidden**2, 0
+        else:
+            ids = first_of({**config, **(config.get(NESTED) or {})}, "target_layer_ids", "aux_hidden_state_layer_ids")
+            entering = len(ids or layers) * states
+        logits = hidden * vocabulary
+        parameters = own + entering + logits
+        sizes = (parameters, len(layers), hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, weight_bytes)
+        stored = parameters if config.get(HEAD) else own + entering
+        shape = cls(*sizes, tied=True, first_parameters=entering, last_parameters=logits, stored_parameters=stored)
+        return shape.at_once() if kind in ONE_PASS else shape
+
+    @classmethod
+    def of_mtp(cls, config: Mapping[str, Any], target: ModelShape) -> ModelShape:
+        """Return the shape of the MTP module that a target's config.json names: a layer like the last, what joins embedding
+        and state, and the target's logits. Raises `LookupError` for configs that lack a number.
+        """
+        config = decoder_of(config)
+        quantization, layers = quantization_of(config), layers_of(config)[-1:]
+        for name in ("layers_block_type", "hybrid_override_pattern"):
+            if blocks := config.get(f"mtp_{name}"):
+                layers = layers_of({**config, name: blocks})
+        matrices = [(name, count) for layer in layers for name, count in layer.matrices.items()]
+        experts = sum(count for name, count in matrices if name in MIXTURES)
+        own, logits = sum(count for _, count in matrices) + 2 * target.hidden**2, target.vocabulary * target.hidden
+        size = quantization.bytes_of("mtp.layers.0.self_attn.q_proj") if quantization else target.weight_bytes
+        return replace(
+            target,
+            parameters=own + logits,
+            layers=1,
+            weight_bytes=size,
+            experts=target.experts if experts else 0,
+            expert_parameters=experts / target.experts if experts else 0.0,
+            expert_bytes=quantization.bytes_of(f"mtp.layers.0.{MIXTURES[0]}") if quantization and experts else 0.0,
+            tied=True,
+            last_parameters=logits,
+            stored_parameters=own,
+            embedded=0.0,
+            state_bytes=0.0,
+            **_read_of(layers),
+        )
+
+    def at_once(self) -> ModelShape:
+        """Return the shape of a draft that drafts in one pass, with logits of every row."""
+        return replace(self, first_parameters=self.parameters, last_parameters=0.0)
 
     @property
     def shared_parameters(self) -> float:
@@ -200,3 +241,44 @@ class ModelShape:
         if not (self.token_elements or self.window):
             return 4 * self.layers * self.heads * self.head_dim * context
         return self.context_flops * context + self.window_flops * min(context, self.window)
+
+
+def _read_of(layers: Iterable[Layer]) -> dict[str, Any]:
+    """Return the fields that say what a step reads of the cache of some layers."""
+    reads = [read for layer in layers for read in layer.reads]
+    all_of = [read for read in reads if not read.window]
+    limited = [read for read in reads if read.window]
+    return {
+        "token_elements": sum(read.elements for read in all_of),
+        "context_flops": sum(read.flops for read in all_of),
+        "window": max((read.window for read in limited), default=0),
+        "window_elements": sum(read.elements for read in limited),
+        "window_flops": sum(read.flops for read in limited),
+        "kept_elements": sum(read.elements for read in limited if read.kept),
+    }
+
+
+def layer_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of a head's layers, which speculators keep apart."""
+    layer: Mapping[str, Any] = config.get("transformer_layer_config") or config
+    return layer
+
+
+def draft_kind(config: Mapping[str, Any], target: Mapping[str, Any] | None = None) -> str | None:
+    """Return the kind of draft that a config describes: eagle3, eagle, mtp, or one of `ONE_PASS`; None: a model by itself.
+    The `target`'s own config describes its MTP module, if it has one. Raises `KeyError` for heads of other kinds.
+    """
+    names = (*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type"))
+    named = " ".join(map(str, names)).lower()
+    if other := next((word for word in ("medusa", "hydra", "mlp_speculator", "xpress") if word in named), None):
+        raise KeyError(f"steps of {other} heads are not computed")
+    if kind := next((kind for kind in ("dspark", "dflash") if kind in named or f"{kind}_config" in config), None):
+        return kind
+    if HEAD in config or "eagle" in named:
+        parallel = "peagle" in named or any(config.get(key) is not None for key in MASKS)
+        return "p-eagle" if parallel else "eagle3" if HEAD in config or "eagle3" in named else "eagle"
+    if config.get("pard_token") is not None:
+        return "pard"
+    inner, whole = decoder_of(config), decoder_of(target or {})
+    same = all(inner.get(key) == whole.get(key) for key in ("num_hidden_layers", "hidden_size"))
+    return "mtp" if "nextn" in named or "mtp" in named or (target and same and first_of(inner, *MTP)) else None
