@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alphaprof.config.hardware import ACCELERATORS, ENGINES
+from alphaprof.config.heads import MODEL, DraftForm, draft_form, layer_of, longest_block
 from alphaprof.costs.layers import decoder_of
 from alphaprof.costs.quantization import quantization_of
-from alphaprof.costs.shapes import NESTED, ONE_PASS, ModelShape, draft_kind, layer_of
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, table_by_columns
@@ -50,7 +51,8 @@ class ComputedCost:
 
     target: str  # file of its config
     draft: str  # file of its config
-    kind: str | None  # eagle3, eagle, mtp, p-eagle, pard, dflash or dspark; None: a model
+    draft_kind: str  # model, or eagle3, eagle, mtp, p-eagle, pard, dflash or dspark
+    one_pass: bool  # all tokens of a round are drafted at once
     read: tuple[str, ...]  # what the two configs say, in words
     accelerator: str  # the device
     preset: str  # of the serving engine whose overheads count
@@ -280,21 +282,22 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
     config, draft_config = _read_config(target), _read_config(draft)
-    kinds = [_counted(draft, lambda: draft_kind(draft_config, config)), _counted(target, lambda: draft_kind(config))]
-    if kinds[1] is not None:
+    decoder = decoder_of(config)
+    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
+    if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
         raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
     shape = _shape(target, lambda: ModelShape.from_config(config, asked.weight_bytes, asked.kv_bytes))
-    used = _draft_shape(draft, draft_config, (kind := kinds[0]), shape, config, asked)
-    if kind in ("dflash", "dspark"):
-        _require_block(draft, draft_config, kind, gamma)
+    used = _draft_shape(draft, draft_config, form, shape, decoder, asked)
+    if (longest := longest_block(draft_config, form)) is not None and gamma > longest:
+        raise OptionInvalid(f"{draft} drafts at most {longest} tokens in a block", f"give --gamma {longest} or less")
     odd = (shape.weight_bytes, shape.kv_bytes) != (2.0, 2.0) or shape.state_bytes or shape.window or shape.kept_elements
     ground = asked
-    if asked.weight_bytes is None and (odd or kind in ONE_PASS):  # unlike what published rounds are of
+    if asked.weight_bytes is None and (odd or form.one_pass):  # unlike what published rounds are of
         ground = asked.model_copy(update={"weight_bytes": shape.weight_bytes})
-    heads = [] if kind is None else ["draft"]
+    heads = [] if form == MODEL else ["draft"]
     rows = roofline_rows(shape, {"draft": used}, ground, gamma, [batch], [context], [], heads, context)
     tables = [StepTable(rows)] * gamma
-    if kind in ONE_PASS:
+    if form.one_pass:
         model = roofline_rows(shape, {"draft": used}, ground, 1, [batch], [context], [], [], context)
         tables = [StepTable(_one_pass(rows, model, used, ground, each)) for each in range(1, gamma + 1)]
     times = tables[-1].times("draft", gamma, batch, context)
@@ -303,10 +306,11 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
     return ComputedCost(
         target=str(target),
         draft=str(draft),
-        kind=kind,
+        draft_kind=form.name,
+        one_pass=form.one_pass,
         read=(
-            _read_of(target, config, shape, None, asked.weight_bytes is None),
-            _read_of(draft, draft_config, used, kind, asked.draft_weight_bytes is None),
+            _read_of(target, config, shape, MODEL, asked.weight_bytes is None),
+            _read_of(draft, draft_config, used, form, asked.draft_weight_bytes is None),
         ),
         accelerator=asked.accelerator,
         preset=asked.preset,
@@ -359,20 +363,20 @@ def _one_pass(
 def _draft_shape(
     path: Path,
     config: Mapping[str, Any],
-    kind: str | None,
+    form: DraftForm,
     target: ModelShape,
-    whole: Mapping[str, Any],
+    decoder: Mapping[str, Any],
     asked: RooflineCosts,
 ) -> ModelShape:
     """Return the shape of a draft. Raises `CostsUnreadable` for one that cannot be counted, and for a head whose hidden size
     or vocabulary is not that of the target.
     """
-    if kind in (None, "pard"):
+    if form.whole:
         shape = _shape(path, lambda: ModelShape.from_config(config, asked.draft_weight_bytes))
-        return shape.at_once() if kind else shape
-    if kind == "mtp":
+        return shape.at_once() if form.one_pass else shape
+    if form.module:
         given = {"quantization_config": None} if asked.weight_bytes is not None else {}
-        return _shape(path, lambda: ModelShape.of_mtp(decoder_of(whole) | given, target))
+        return _shape(path, lambda: ModelShape.of_mtp({**decoder, **given}, target))
     layer = layer_of(config)
     hidden, ids = (
         config.get("target_hidden_size") or layer.get("hidden_size"),
@@ -385,25 +389,17 @@ def _draft_shape(
     return _shape(path, lambda: ModelShape.of_head(config, target))
 
 
-def _require_block(path: Path, config: Mapping[str, Any], kind: str, gamma: int) -> None:
-    """Raise `OptionInvalid` for more drafts than a block holds, a row of which is the last token unless that drafts too."""
-    nested = {**config, **(config.get(NESTED) or {})}
-    block = nested.get("block_size")
-    if block is not None and gamma > (longest := block - (not nested.get("sample_from_anchor", kind == "dspark"))):
-        raise OptionInvalid(f"{path} drafts at most {longest} tokens in a block", f"give --gamma {longest} or less")
-
-
-def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, kind: str | None, declared: bool) -> str:
+def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, form: DraftForm, declared: bool) -> str:
     """Return what a config says, in words. `declared`: the bytes of its weights are those that it declares."""
-    size = f"{shape.parameters / 1e9:.3g}B parameters"
+    size = f"{fmt.number(shape.parameters / 1e9)}B parameters"
     if shape.experts:
-        size += f", {shape.active_parameters / 1e9:.3g}B of them for a token"
+        size += f", {fmt.number(shape.active_parameters / 1e9)}B of them for a token"
     sizes = {"weights": shape.weight_bytes, "experts": shape.expert_bytes, "head": shape.head_bytes}
     each = ", ".join(f"{name} {value:.3g} B" for name, value in sizes.items() if value)
-    found = quantization_of(decoder_of(config)) if declared and kind in (None, "mtp", "pard") else None
+    found = quantization_of(decoder_of(config)) if declared and (form.whole or form.module) else None
     method = found.name if found else "16-bit" if declared else "as given"
     cache = f"{fmt.number(shape.kv_bytes_per_token / 1000)} kB of cache a token"
-    return f"{kind or 'model'} of {path}: {size}; {method} ({each}); {cache}"
+    return f"{form.name} of {path}: {size}; {method} ({each}); {cache}"
 
 
 def _counted(path: Path, read: Callable[[], Any]) -> Any:
@@ -457,7 +453,7 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
     if rate is not None or rates:
         longest = rate.gamma if rate is not None else len(rates)
         yield f"no gamma above {longest}: acceptance is given up to there, and heads accept less at each further depth"
-    elif prediction.computed is not None and prediction.computed.kind and prediction.best_gamma > 1:
+    elif prediction.computed is not None and prediction.computed.draft_first_ms and prediction.best_gamma > 1:
         yield "one alpha for all depths: heads accept less at each further one, so give a length and its gamma, or --rates"
     if prediction.computed is None:
         yield "Computed from formulas, not measured on text: there is no interval. next: run alphaprof profile"
@@ -496,7 +492,7 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         draft, first = f"a draft step {fmt.number(computed.draft_ms)} ms", ""
         if computed.draft_first_ms:
             first = f", a head's first step {fmt.number(computed.draft_first_ms[-1])} ms"
-        if computed.kind in ONE_PASS:
+        if computed.one_pass:
             draft, first = f"drafting all of a round in one pass {fmt.number(computed.draft_first_ms[-1])} ms", ""
         yield (
             f"a decode step takes {fmt.number(computed.decode_ms)} ms, verifying {len(computed.verify_ms) + 1} tokens "

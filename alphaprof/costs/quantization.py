@@ -27,14 +27,7 @@ ALGORITHMS = {  # of ModelOpt
     "W8A8_SQ_PER_CHANNEL": 1.0,
     "INT8": 1.0,
 }
-METHODS = {
-    "fp8": FP8,
-    "fbgemm_fp8": FP8,
-    "mxfp4": MXFP4,
-    "modelopt_fp4": NVFP4,
-    "modelopt": None,
-    "compressed-tensors": None,
-}
+METHODS = {"fp8": FP8, "fbgemm_fp8": FP8, "mxfp4": MXFP4, "modelopt_fp4": NVFP4}
 PREFIX = re.compile(r"^(?:(?:model|language_model|backbone|text_model)\.)+")
 SPELLINGS = (  # of families, and what they are called here
     (re.compile(r"\bmixer\.([qkvo]_proj)"), r"self_attn.\1"),
@@ -84,20 +77,23 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     if not found:
         return None
     method = str(found.get("quant_method") or "modelopt").lower()
+    groups: tuple[tuple[float, tuple[str, ...]], ...]
     algorithm = str(found.get("quant_algo") or "").upper()
     left = tuple(_modules(found, "ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"))
     if layers := found.get("quantized_layers"):  # each module by name
         algorithms = {each["quant_algo"] for each in layers.values()}
         named = ((algo, tuple(key for key, each in layers.items() if each["quant_algo"] == algo)) for algo in algorithms)
         groups = tuple((ALGORITHMS[algo], names) for algo, names in sorted(named))
+        if method in METHODS:  # that of all others, which ModelOpt left
+            groups, left = (*groups, (METHODS[method], ())), ()
     elif algorithm in ALGORITHMS:
         groups = ((ALGORITHMS[algorithm], ()),)
     elif given := found.get("config_groups"):
         groups = tuple(
             (_size(each["weights"]), tuple(each.get("targets") or ())) for each in given.values() if each["weights"]
         )
-    elif METHODS.get(method):
-        groups = ((METHODS[method] or 0.0, ()),)
+    elif method in METHODS:
+        groups = ((METHODS[method], ()),)
     elif bits := found.get("bits") or found.get("w_bit") or (4 if found.get("load_in_4bit") else found.get("load_in_8bit")):
         groups = ((_size({"num_bits": 8 if bits is True else bits, "group_size": found.get("group_size")}), ()),)
         left = left if found.get("lm_head") else (*left, "lm_head")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from alphaprof.config.heads import NESTED, REDUCED, draft_form, layer_of
 from alphaprof.costs.layers import EXPERTS, MIXTURES, STATE_BYTES, USED, Layer, decoder_of, first_of, layers_of
 from alphaprof.costs.quantization import quantization_of
 
@@ -23,11 +24,6 @@ KNOWN = frozenset(
     """.split()  # noqa: SIM905 (a list would take a line a name)
 )
 TIED = ("gemma", "cohere")  # families of one matrix for input and output where the config does not say
-HEAD = "draft_vocab_size"  # what tells the config of an EAGLE-3 head from a model's
-MASKS = ("mask_token_id", "ptd_token_id")  # what tells that of a P-EAGLE head
-NESTED = "dflash_config"  # settings of z-lab's DFlash
-MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-ONE_PASS = ("p-eagle", "pard", "dflash", "dspark")  # kinds that draft all tokens of a round at once
 
 
 @dataclass(frozen=True)
@@ -121,23 +117,25 @@ class ModelShape:
 
     @classmethod
     def of_head(cls, config: Mapping[str, Any], target: ModelShape, weight_bytes: float = 2.0) -> ModelShape:
-        """Return the shape of a head from its config.json, or that of speculators, which holds its layers' apart; see
-        `draft_kind`. What drafts in one pass has no later steps: all of its parameters are among `first_parameters`.
+        """Return the shape of a head from its config.json, or that of speculators, which holds its layers' apart. What
+        drafts in one pass has no later steps: all of its parameters are among `first_parameters`.
 
         EAGLE-3: the first layer reads embedding and state side by side, three states of the target enter through one matrix,
-        and logits are of `HEAD` ids. EAGLE: one matrix reads both in each step. DFlash: as many states enter as the config
-        names. Without `HEAD` logits are by the target's own matrix. Raises `LookupError` for configs that lack a number.
+        and logits are of `REDUCED` ids. EAGLE: one matrix reads both in each step. DFlash: as many states enter as the
+        config names. Without `REDUCED` logits are by the target's matrix. Raises `LookupError` for configs that lack a
+        number.
         """
-        layer, kind = layer_of(config), draft_kind(config)
+        layer = layer_of(config)
+        form = draft_form(config, layer, {})
         layers, hidden, heads = layers_of(layer), layer["hidden_size"], layer["num_attention_heads"]
         kv_heads = layer.get("num_key_value_heads") or heads
         head_dim = layer.get("head_dim") or hidden // heads
-        vocabulary = config.get(HEAD) or target.vocabulary
+        vocabulary = config.get(REDUCED) or target.vocabulary
         own = sum(sum(each.matrices.values()) for each in layers)
         states = target.hidden * hidden  # through which one state of the target enters
-        if kind in ("eagle3", "p-eagle"):
+        if form.wide:
             own, entering = own + hidden * head_dim * (heads + 2 * kv_heads), 3 * states
-        elif kind == "eagle":
+        elif form.joins:
             own, entering = own + 2 * hidden**2, 0
         else:
             ids = first_of({**config, **(config.get(NESTED) or {})}, "target_layer_ids", "aux_hidden_state_layer_ids")
@@ -145,9 +143,9 @@ class ModelShape:
         logits = hidden * vocabulary
         parameters = own + entering + logits
         sizes = (parameters, len(layers), hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, weight_bytes)
-        stored = parameters if config.get(HEAD) else own + entering
+        stored = parameters if config.get(REDUCED) else own + entering
         shape = cls(*sizes, tied=True, first_parameters=entering, last_parameters=logits, stored_parameters=stored)
-        return shape.at_once() if kind in ONE_PASS else shape
+        return shape.at_once() if form.one_pass else shape
 
     @classmethod
     def of_mtp(cls, config: Mapping[str, Any], target: ModelShape) -> ModelShape:
@@ -256,29 +254,3 @@ def _read_of(layers: Iterable[Layer]) -> dict[str, Any]:
         "window_flops": sum(read.flops for read in limited),
         "kept_elements": sum(read.elements for read in limited if read.kept),
     }
-
-
-def layer_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of a head's layers, which speculators keep apart."""
-    layer: Mapping[str, Any] = config.get("transformer_layer_config") or config
-    return layer
-
-
-def draft_kind(config: Mapping[str, Any], target: Mapping[str, Any] | None = None) -> str | None:
-    """Return the kind of draft that a config describes: eagle3, eagle, mtp, or one of `ONE_PASS`; None: a model by itself.
-    The `target`'s own config describes its MTP module, if it has one. Raises `KeyError` for heads of other kinds.
-    """
-    names = (*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type"))
-    named = " ".join(map(str, names)).lower()
-    if other := next((word for word in ("medusa", "hydra", "mlp_speculator", "xpress") if word in named), None):
-        raise KeyError(f"steps of {other} heads are not computed")
-    if kind := next((kind for kind in ("dspark", "dflash") if kind in named or f"{kind}_config" in config), None):
-        return kind
-    if HEAD in config or "eagle" in named:
-        parallel = "peagle" in named or any(config.get(key) is not None for key in MASKS)
-        return "p-eagle" if parallel else "eagle3" if HEAD in config or "eagle3" in named else "eagle"
-    if config.get("pard_token") is not None:
-        return "pard"
-    inner, whole = decoder_of(config), decoder_of(target or {})
-    same = all(inner.get(key) == whole.get(key) for key in ("num_hidden_layers", "hidden_size"))
-    return "mtp" if "nextn" in named or "mtp" in named or (target and same and first_of(inner, *MTP)) else None

@@ -250,8 +250,8 @@ STATES = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]}
 DFLASH = LAYERS | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dflash_config": STATES}
 NESTED_LAYERS = {"speculators_model_type": "dflash", "block_size": 16, "aux_hidden_state_layer_ids": [2, 10, 18, 26, 34]}
 NESTED_LAYERS |= {"transformer_layer_config": LAYERS}
-DRAFTS: dict[str, tuple[dict[str, Any], str | None]] = {
-    "model": (TARGET | {"num_hidden_layers": 8}, None),
+DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
+    "model": (TARGET | {"num_hidden_layers": 8}, "model"),
     "eagle3": (EAGLE3, "eagle3"),
     "eagle": (EAGLE, "eagle"),
     "mtp": (TARGET | {"num_nextn_predict_layers": 1}, "mtp"),
@@ -279,9 +279,9 @@ def test_a_draft_is_what_its_config_says(name: str, console_script: Runner, tmp_
     draft, kind = DRAFTS[name]
     given = on_files(tmp_path, TARGET | {"num_nextn_predict_layers": 1}, draft, alpha=0.7, format="json")
     found = json.loads(printed(console_script, *given))["computed"]
-    assert found["kind"] == kind
-    assert f"{kind or 'model'} of " in found["read"][1]
-    assert bool(found["draft_first_ms"]) == (kind is not None)
+    assert found["draft_kind"] == kind
+    assert f"{kind} of " in found["read"][1]
+    assert bool(found["draft_first_ms"]) == (kind != "model")
     assert (found["draft_ms"] == 0) == (kind in ("p-eagle", "pard", "dflash", "dspark"))
 
 
