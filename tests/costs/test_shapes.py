@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModel
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
 from alphaprof.costs.layers import EXPERTS, first_of
 from alphaprof.costs.shapes import KNOWN, ModelShape
+from alphaprof.profiling.models.load import shape_of
 from tests.loops import each
 
 # Of families that transformers has no config of: its own code, or the decoder's words are those of another.
@@ -150,3 +151,36 @@ def test_what_is_read_of_a_cache_by_hand() -> None:
     state = 4 * 4 * (4 * 8 * 8)  # of four layers, in float32
     assert linear.cache_bytes(100) == 2 * each_layer * 2 * 100 + 2 * state  # read and written
     assert linear.cache_bytes(0) == 2 * state
+
+
+@each("family", ["llama", "qwen3_moe", "mixtral", "glm4_moe"])
+def test_a_network_of_an_unknown_family_is_counted_as_a_known_one(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its parameters and the names of its experts; norms, biases and routers count too."""
+    mixture = {} if family == "llama" else FEW_EXPERTS | {"first_k_dense_replace": 1}
+    settings = TINY | mixture | {"sliding_window": None}
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings))
+    known = shape_of(network)
+    with monkeypatch.context() as patch:
+        patch.setattr("alphaprof.costs.shapes.KNOWN", ())
+        counted = shape_of(network)
+    assert known is not None
+    assert counted is not None
+    known, counted = ModelShape(**known), ModelShape(**counted)
+    assert counted.parameters == sum(weight.numel() for weight in network.parameters())
+    assert counted.parameters == pytest.approx(known.parameters, rel=0.1)
+    fields = ("experts", "experts_per_token", "expert_parameters", "tied", "looked_up", "kv_bytes_per_token")
+    assert [getattr(counted, field) for field in fields] == [getattr(known, field) for field in fields]
+    assert (counted.cache_bytes(9), counted.attention_flops(9)) == (known.cache_bytes(9), known.attention_flops(9))
+
+
+def test_what_is_not_counted_has_no_shape() -> None:
+    for family, settings in {"gpt2": {}, "opt": {"num_hidden_layers": 2}, "mamba": {}, "recurrent_gemma": {}}.items():
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings))
+        assert (shape_of(network) is None) == (family in ("mamba", "recurrent_gemma")), family
+    assert (
+        ModelShape.from_config(TINY | {"model_type": "llama", "text_config": TINY | {"model_type": "qwen3"}}).parameters > 0
+    )
+    with pytest.raises(KeyError, match="cannot count the parameters of gpt2"):
+        ModelShape.from_config({"model_type": "gpt2"})
