@@ -156,7 +156,7 @@ def test_what_is_read_of_a_cache_by_hand() -> None:
 @each("family", ["llama", "qwen3_moe", "mixtral", "glm4_moe"])
 def test_a_network_of_an_unknown_family_is_counted_as_a_known_one(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its parameters and the names of its experts; norms, biases and routers count too."""
-    mixture = {} if family == "llama" else FEW_EXPERTS | {"first_k_dense_replace": 1}
+    mixture = {} if family == "llama" else FEW_EXPERTS
     settings = TINY | mixture | {"sliding_window": None}
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings))
