@@ -80,8 +80,9 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     groups: tuple[tuple[float, tuple[str, ...]], ...]
     algorithm = str(found.get("quant_algo") or "").upper()
     left = tuple(_modules(found, "ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"))
-    if layers := found.get("quantized_layers"):  # each module by name
-        algorithms = {each["quant_algo"] for each in layers.values()}
+    layers = found.get("quantized_layers") or {}  # by name
+    algorithms = {str(each.get("quant_algo")) for each in layers.values()}
+    if layers and algorithms <= ALGORITHMS.keys():
         named = ((algo, tuple(key for key, each in layers.items() if each["quant_algo"] == algo)) for algo in algorithms)
         groups = tuple((ALGORITHMS[algo], names) for algo, names in sorted(named))
         if method in METHODS:  # that of all others, which ModelOpt left
@@ -112,8 +113,8 @@ def _modules(found: Mapping[str, Any], *names: str) -> Iterable[str]:
 
 def _size(weights: Mapping[str, Any]) -> float:
     """Return the bytes of a weight with its share of a group's scale: of 8 bits for floats, of 16 for integers."""
-    bits, group = weights["num_bits"], weights.get("group_size") or 128
-    scale = 0.0 if bits >= 8 else (1 if weights.get("type") == "float" else 2) / max(group, 16)
+    bits, group = weights["num_bits"], weights.get("group_size") or 128  # below 0: a scale for a whole row
+    scale = 0.0 if bits >= 8 or group < 0 else (1 if weights.get("type") == "float" else 2) / group
     return float(bits / 8 + scale)
 
 

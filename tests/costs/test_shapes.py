@@ -153,7 +153,7 @@ def test_what_is_read_of_a_cache_by_hand() -> None:
     assert linear.cache_bytes(0) == 2 * state
 
 
-@each("family", ["llama", "qwen3_moe", "mixtral", "glm4_moe"])
+@each("family", ["llama", "qwen3_moe", "glm4_moe"])
 def test_a_network_of_an_unknown_family_is_counted_as_a_known_one(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its parameters and the names of its experts; norms, biases and routers count too."""
     mixture = {} if family == "llama" else FEW_EXPERTS
