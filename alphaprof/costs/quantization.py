@@ -10,24 +10,9 @@ from typing import Any
 
 from alphaprof.costs.layers import MIXTURES
 
-FP8, NVFP4, MXFP4 = 1.0, 0.5 + 1 / 16, 0.5 + 1 / 32  # bytes of a weight, with those of its scales
-ALGORITHMS = {  # of ModelOpt
-    "FP8": FP8,
-    "FP8_PB_WO": FP8,
-    "FP8_PER_CHANNEL_PER_TOKEN": FP8,
-    "NVFP4": NVFP4,
-    "NVFP4_AWQ": NVFP4,
-    "W4A16_NVFP4": NVFP4,
-    "W4A8_NVFP4_FP8": NVFP4,
-    "W4A16_AWQ": 0.52,
-    "W4A8_AWQ": 0.52,
-    "MXFP4": MXFP4,
-    "W4A8_MXFP4_FP8": MXFP4,
-    "MXFP8": FP8,
-    "W8A8_SQ_PER_CHANNEL": 1.0,
-    "INT8": 1.0,
-}
-METHODS = {"fp8": FP8, "fbgemm_fp8": FP8, "mxfp4": MXFP4, "modelopt_fp4": NVFP4}
+MXFP4 = 0.5 + 1 / 32
+# Bytes of a weight, with those of its scales, by what the name of a method or of an algorithm contains: the first counts.
+BYTES = {"NVFP4": 0.5 + 1 / 16, "MXFP4": MXFP4, "W4A": 0.52, "FP4": 0.5 + 1 / 16, "FP8": 1.0, "INT8": 1.0, "W8A8": 1.0}
 PREFIX = re.compile(r"^(?:(?:model|language_model|backbone|text_model)\.)+")
 SPELLINGS = (  # of families, and what they are called here
     (re.compile(r"\bmixer\.([qkvo]_proj)"), r"self_attn.\1"),
@@ -76,35 +61,38 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     found = config.get("quantization_config")
     if not found:
         return None
-    method = str(found.get("quant_method") or "modelopt").lower()
-    groups: tuple[tuple[float, tuple[str, ...]], ...]
-    algorithm = str(found.get("quant_algo") or "").upper()
+    method, algorithm = (str(found.get(key) or "").lower() for key in ("quant_method", "quant_algo"))
     left = tuple(_modules(found, "ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"))
-    layers = found.get("quantized_layers") or {}  # by name
-    algorithms = {str(each.get("quant_algo")) for each in layers.values()}
-    if layers and algorithms <= ALGORITHMS.keys():
-        named = ((algo, tuple(key for key, each in layers.items() if each["quant_algo"] == algo)) for algo in algorithms)
-        groups = tuple((ALGORITHMS[algo], names) for algo, names in sorted(named))
-        if method in METHODS:  # that of all others, which ModelOpt left
-            groups, left = (*groups, (METHODS[method], ())), ()
-    elif algorithm in ALGORITHMS:
-        groups = ((ALGORITHMS[algorithm], ()),)
+    layers = {
+        name: _bytes_named(str(each.get("quant_algo"))) for name, each in (found.get("quantized_layers") or {}).items()
+    }
+    whole = _bytes_named(algorithm) or _bytes_named(method)
+    bits = (
+        found.get("bits")
+        or found.get("w_bit")
+        or (4 if found.get("load_in_4bit") else 8 if found.get("load_in_8bit") else 0)
+    )
+    groups: list[tuple[float, tuple[str, ...]]]
+    if layers and all(layers.values()):
+        sizes = sorted({size for size in layers.values() if size})
+        groups = [(size, tuple(name for name, each in layers.items() if each == size)) for size in sizes]
+        if whole:  # of all others, which are left by the algorithm of the layers alone
+            groups, left = [*groups, (whole, ())], ()
+    elif whole:
+        groups = [(whole, ())]
     elif given := found.get("config_groups"):
-        groups = tuple(
-            (_size(each["weights"]), tuple(each.get("targets") or ())) for each in given.values() if each["weights"]
-        )
-    elif method in METHODS:
-        groups = ((METHODS[method], ()),)
-    elif bits := found.get("bits") or found.get("w_bit") or (4 if found.get("load_in_4bit") else found.get("load_in_8bit")):
-        groups = ((_size({"num_bits": 8 if bits is True else bits, "group_size": found.get("group_size")}), ()),)
+        groups = [(_size(each["weights"]), tuple(each.get("targets") or ())) for each in given.values() if each["weights"]]
+    elif bits:
+        groups = [(_size({"num_bits": bits, "group_size": found.get("group_size")}), ())]
         left = left if found.get("lm_head") else (*left, "lm_head")
     else:
-        raise KeyError(f"its weights are quantized by {method}, whose bytes are not known: give --weight-bytes")
+        words = f"by {method or 'a method without a name'}, whose bytes are not known: give --weight-bytes"
+        raise KeyError(f"its weights are quantized {words}")
     if method == "fp8":
         left = (*left, "lm_head")
     experts = MXFP4 if config.get("expert_dtype") == "fp4" and not layers else None
-    name = " ".join(dict.fromkeys(each for each in (method, algorithm.lower()) if each))
-    return Quantization(name, groups, left, _cache_bytes(found), experts)
+    name = " ".join(dict.fromkeys(each for each in (method, algorithm) if each)) or "quantized"
+    return Quantization(name, tuple(groups), left, _cache_bytes(found), experts)
 
 
 def _modules(found: Mapping[str, Any], *names: str) -> Iterable[str]:
@@ -122,7 +110,12 @@ def _cache_bytes(found: Mapping[str, Any]) -> float | None:
     declared = found.get("kv_cache_quant_algo") or found.get("kv_cache_scheme")
     if isinstance(declared, Mapping):
         return _size(declared) if declared.get("num_bits") else None
-    return ALGORITHMS.get(str(declared).upper()) if declared else None
+    return _bytes_named(str(declared)) if declared else None
+
+
+def _bytes_named(name: str) -> float | None:
+    """Return the bytes of a weight that a method or an algorithm names; None: it names none."""
+    return next((size for part, size in BYTES.items() if part in name.upper()), None)
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
