@@ -257,7 +257,9 @@ def predict(
     found: RoundCost | ComputedCost | None = cost
     if cost is None and target is not None and draft is not None:
         asked = RooflineCosts.model_construct(source="roofline", **hardware)
-        found = computed_cost(target, draft, asked, *place, max(*gammas, 1))
+        open_ended = gamma is None and longest_of(acceptance) is None
+        found = computed_cost(target, draft, asked, *place, max(*gammas, 1), open_ended)
+        gammas = tuple(each for each in gammas if each <= len(found.costs))
     elif cost is None or not target is draft is None:
         problem = "a round's cost must be either given or computed"
         raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
@@ -265,9 +267,12 @@ def predict(
     return build_prediction(acceptance, found, gammas, coverage)
 
 
-def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, context: int, gamma: int) -> ComputedCost:
-    """Return what rounds of up to `gamma` drafts cost on an accelerator, from two config.json files. Raises `OptionInvalid`
-    for an unknown accelerator or engine, and `CostsUnreadable` for a config that cannot be read or counted.
+def computed_cost(
+    target: Path, draft: Path, asked: RooflineCosts, batch: int, context: int, gamma: int, open_ended: bool = False
+) -> ComputedCost:
+    """Return what rounds of up to `gamma` drafts cost on an accelerator, from two config.json files; of fewer if
+    `open_ended` and the draft's block holds fewer. Raises `OptionInvalid` for an unknown accelerator or engine and too
+    small a block, and `CostsUnreadable` for a config that cannot be read or counted.
     """
     from alphaprof.costs.cost_model import accuracy, roofline_rows  # the readers of runs, which formulas do without
     from alphaprof.costs.rounds import full_round_costs
@@ -288,7 +293,10 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
         raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
     shape = _shape(target, lambda: ModelShape.from_config(config, asked.weight_bytes, asked.kv_bytes))
     used = _draft_shape(draft, draft_config, form, shape, decoder, asked)
-    if (longest := longest_block(draft_config, form)) is not None and gamma > longest:
+    longest = longest_block(draft_config, form)
+    if longest is not None and open_ended:
+        gamma = min(gamma, longest)
+    elif longest is not None and gamma > longest:
         raise OptionInvalid(f"{draft} drafts at most {longest} tokens in a block", f"give --gamma {longest} or less")
     odd = (shape.weight_bytes, shape.kv_bytes) != (2.0, 2.0) or shape.state_bytes or shape.window or shape.kept_elements
     ground = asked
@@ -374,10 +382,7 @@ def _draft_shape(
     if form.whole:
         shape = _shape(path, lambda: ModelShape.from_config(config, asked.draft_weight_bytes))
         return shape.at_once() if form.one_pass else shape
-    if form.module:
-        given = {"quantization_config": None} if asked.weight_bytes is not None else {}
-        return _shape(path, lambda: ModelShape.of_mtp({**decoder, **given}, target))
-    layer = layer_of(config)
+    layer = decoder_of(layer_of(config))
     hidden, ids = (
         config.get("target_hidden_size") or layer.get("hidden_size"),
         layer.get("vocab_size") or target.vocabulary,
@@ -386,6 +391,9 @@ def _draft_shape(
     if (hidden or target.hidden) != target.hidden or abs(ids - target.vocabulary) > 0.01 * target.vocabulary:
         problem = f"a head for hidden size {hidden} and {ids} ids; the target has {target.hidden} and {target.vocabulary}"
         raise CostsUnreadable(f"{path} is {problem}", "give the head that was trained for this target")
+    if form.module:
+        given = {"quantization_config": None} if asked.weight_bytes is not None else {}
+        return _shape(path, lambda: ModelShape.of_mtp({**decoder, **given}, target))
     return _shape(path, lambda: ModelShape.of_head(config, target))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config")  # where multimodal configs keep the decoder's
 INHERITED = ("tie_word_embeddings", "quantization_config")  # of the whole that hold for its decoder
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-USED = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
+USED = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_k", "experts_per_token")
 WIDTHS = ("moe_intermediate_size", "expert_intermediate_size")
 SHARED = (
     "shared_expert_intermediate_size",

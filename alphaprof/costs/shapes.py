@@ -131,7 +131,9 @@ class ModelShape:
         kv_heads = layer.get("num_key_value_heads") or heads
         head_dim = layer.get("head_dim") or hidden // heads
         vocabulary = config.get(REDUCED) or target.vocabulary
-        own = sum(sum(each.matrices.values()) for each in layers)
+        matrices = [(name, count) for each in layers for name, count in each.matrices.items()]
+        own = sum(count for _, count in matrices)
+        mixed, experts = sum(count for name, count in matrices if name in MIXTURES), first_of(layer, *EXPERTS) or 1
         states = target.hidden * hidden  # through which one state of the target enters
         if form.wide:
             own, entering = own + hidden * head_dim * (heads + 2 * kv_heads), 3 * states
@@ -142,9 +144,24 @@ class ModelShape:
             entering = len(ids or layers) * states
         logits = hidden * vocabulary
         parameters = own + entering + logits
-        sizes = (parameters, len(layers), hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, weight_bytes)
-        stored = parameters if config.get(REDUCED) else own + entering
-        shape = cls(*sizes, tied=True, first_parameters=entering, last_parameters=logits, stored_parameters=stored)
+        shape = cls(
+            parameters=parameters,
+            layers=len(layers),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocabulary=vocabulary,
+            weight_bytes=weight_bytes,
+            kv_bytes=weight_bytes,
+            experts=experts if mixed else 0,
+            experts_per_token=first_of(layer, *USED) if mixed else 0,
+            expert_parameters=mixed / experts,
+            tied=True,
+            first_parameters=entering,
+            last_parameters=logits,
+            stored_parameters=parameters if config.get(REDUCED) else own + entering,
+        )
         return shape.at_once() if form.one_pass else shape
 
     @classmethod
@@ -216,7 +233,9 @@ class ModelShape:
     @property
     def later(self) -> ModelShape:
         """The shape by which later steps of a round are worked out."""
-        return replace(self, parameters=self.parameters - self.first_parameters, first_parameters=0.0)
+        left = self.parameters - self.first_parameters
+        mixed = self.expert_parameters if left else 0.0  # of what drafts in one pass nothing is left
+        return replace(self, parameters=left, first_parameters=0.0, expert_parameters=mixed)
 
     @property
     def kv_bytes_per_token(self) -> float:

@@ -304,6 +304,30 @@ def test_both_layouts_of_a_block_drafter_cost_the_same_pass(console_script: Runn
     beyond = on_files(tmp_path, TARGET, DFLASH, alpha=0.7, gamma=16)
     code, _, errors = console_script("predict", *beyond)
     assert (code, "drafts at most 15 tokens in a block" in errors) == (2, True)
+    short = on_files(tmp_path, TARGET, DFLASH | {"block_size": 5}, alpha=0.7)
+    assert list(rows(printed(console_script, *short))) == [1, 2, 3, 4]
+    assert (
+        list(rows(printed(console_script, *on_files(tmp_path, TARGET, DRAFTS["dspark"][0] | {"block_size": 5}, alpha=0.7))))[
+            -1
+        ]
+        == 5
+    )
+
+
+def test_a_head_with_experts_reads_those_that_tokens_touch(console_script: Runner, tmp_path: Path) -> None:
+    """As many parameters without experts cost more; in one pass nothing is left for later steps."""
+    experts = {"n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
+    for draft in (EAGLE3, DFLASH):
+        mixture = ModelShape.of_head(draft | experts, ModelShape.from_config(TARGET))
+        dense = ModelShape.of_head(draft, ModelShape.from_config(TARGET))
+        assert mixture.parameters == dense.parameters
+        assert mixture.active_parameters < dense.active_parameters
+        firsts = []
+        for config in (draft | experts, draft):
+            given = on_files(tmp_path, TARGET, config, alpha=0.7, gamma=3, format="json")
+            firsts.append(json.loads(printed(console_script, *given))["computed"]["draft_first_ms"][0])
+        assert firsts[0] < firsts[1]
+    assert (mixture.later.parameters, mixture.later.active_parameters) == (0, 0)
 
 
 @each("changes", [{"hidden_size": 5120}, {"vocab_size": 128256}])

@@ -51,6 +51,7 @@ def test_a_family_is_counted_as_transformers_builds_it(family: str) -> None:
 
 
 PUBLISHED = {  # billions of parameters, all and those of a token, where the name does not say them
+    "MiniMaxAI/MiniMax-Text-01": (456, 45.9),
     "MiniMaxAI/MiniMax-M2.5": (229, 10.4),  # "10B"
     "XiaomiMiMo/MiMo-7B-Base": (7.83, None),  # with its MTP layer
     "XiaomiMiMo/MiMo-V2-Flash": (309, 15),
