@@ -8,12 +8,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alphaprof.config.hardware import ACCELERATORS, engine_of
-from alphaprof.costs.shapes import HEAD, ModelShape
+from alphaprof.config.heads import MODEL, DraftForm, draft_form, layer_of, longest_block
+from alphaprof.costs.layers import decoder_of
+from alphaprof.costs.quantization import quantization_of
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, table_by_columns
@@ -23,6 +25,7 @@ from alphaprof.stats.formulas import RoundCost
 
 if TYPE_CHECKING:
     from alphaprof.config.options import RooflineCosts
+    from alphaprof.costs.steps import StepRow
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
@@ -48,6 +51,9 @@ class ComputedCost:
 
     target: str  # file of its config
     draft: str  # file of its config
+    draft_kind: str  # model, or eagle3, eagle, mtp, p-eagle, pard, dflash or dspark
+    one_pass: bool  # all tokens of a round are drafted at once
+    read: tuple[str, ...]  # what the two configs say, in words
     accelerator: str  # the device
     preset: str  # of the serving engine whose overheads count
     tp: int  # devices in tensor parallelism
@@ -55,8 +61,8 @@ class ComputedCost:
     context: int  # tokens in the cache of each
     decode_ms: float  # a decode step of the target
     verify_ms: tuple[float, ...]  # over 2, 3, ... tokens
-    draft_ms: float  # a later step of a head, any of a draft model
-    draft_first_ms: tuple[float, ...]  # of a head, over 1, 2, ... tokens; empty for a draft model
+    draft_ms: float  # a later step of a head, any of a draft model; 0 for what drafts in one pass
+    draft_first_ms: tuple[float, ...]  # of a head or in one pass, after 1, 2, ... verified tokens; empty for a draft model
     round_ms: float  # the engine's overhead of a round
     costs: tuple[float, ...]  # of a round of 1, 2, ... drafts, in decode steps
     factor: float
@@ -251,7 +257,9 @@ def predict(
     found: RoundCost | ComputedCost | None = cost
     if cost is None and target is not None and draft is not None:
         asked = RooflineCosts.model_construct(source="roofline", **hardware)
-        found = computed_cost(target, draft, asked, *place, max(*gammas, 1))
+        open_ended = gamma is None and longest_of(acceptance) is None
+        found = computed_cost(target, draft, asked, *place, max(*gammas, 1), open_ended)
+        gammas = tuple(each for each in gammas if each <= len(found.costs))
     elif cost is None or not target is draft is None:
         problem = "a round's cost must be either given or computed"
         raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
@@ -259,9 +267,12 @@ def predict(
     return build_prediction(acceptance, found, gammas, coverage)
 
 
-def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, context: int, gamma: int) -> ComputedCost:
-    """Return what rounds of up to `gamma` drafts cost on an accelerator, from two config.json files. Raises `OptionInvalid`
-    for an unknown accelerator or engine, and `CostsUnreadable` for a config that cannot be read or counted.
+def computed_cost(
+    target: Path, draft: Path, asked: RooflineCosts, batch: int, context: int, gamma: int, open_ended: bool = False
+) -> ComputedCost:
+    """Return what rounds of up to `gamma` drafts cost on an accelerator, from two config.json files; of fewer if
+    `open_ended` and the draft's block holds fewer. Raises `OptionInvalid` for an unknown accelerator or engine and too
+    small a block, and `CostsUnreadable` for a config that cannot be read or counted.
     """
     from alphaprof.costs.cost_model import accuracy, roofline_rows  # the readers of runs, which formulas do without
     from alphaprof.costs.rounds import full_round_costs
@@ -274,19 +285,39 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
     config, draft_config = _read_config(target), _read_config(draft)
-    if HEAD in config:
+    decoder = decoder_of(config)
+    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
+    if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
         raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
-    shape = _shape_of_config(target, config, ModelShape.from_config, asked.weight_bytes)
-    is_head = HEAD in draft_config
-    read = partial(ModelShape.of_head, target=shape) if is_head else ModelShape.from_config
-    used = _shape_of_config(draft, draft_config, read, None if is_head else asked.draft_weight_bytes)
-    heads = ["draft"] if is_head else []
-    rows = roofline_rows(shape, {"draft": used}, asked, gamma, [batch], [context], [], heads, context)
-    times = StepTable(rows).times("draft", gamma, batch, context)
-    factor, words = accuracy(asked, batch, context, shape, gamma)
+    shape = _shape(target, lambda: ModelShape.from_config(config, asked.weight_bytes, asked.kv_bytes))
+    used = _draft_shape(draft, draft_config, form, shape, decoder, asked)
+    longest = longest_block(draft_config, form)
+    if longest is not None and open_ended:
+        gamma = min(gamma, longest)
+    elif longest is not None and gamma > longest:
+        raise OptionInvalid(f"{draft} drafts at most {longest} tokens in a block", f"give --gamma {longest} or less")
+    odd = (shape.weight_bytes, shape.kv_bytes) != (2.0, 2.0) or shape.state_bytes or shape.window or shape.kept_elements
+    ground = asked
+    if asked.weight_bytes is None and (odd or form.one_pass):  # unlike what published rounds are of
+        ground = asked.model_copy(update={"weight_bytes": shape.weight_bytes})
+    heads = [] if form == MODEL else ["draft"]
+    rows = roofline_rows(shape, {"draft": used}, ground, gamma, [batch], [context], [], heads, context)
+    tables = [StepTable(rows)] * gamma
+    if form.one_pass:
+        model = roofline_rows(shape, {"draft": used}, ground, 1, [batch], [context], [], [], context)
+        tables = [StepTable(_one_pass(rows, model, used, ground, each)) for each in range(1, gamma + 1)]
+    times = tables[-1].times("draft", gamma, batch, context)
+    every = [table.times("draft", gamma, batch, context) for table in tables]
+    factor, words = accuracy(ground, batch, context, shape, gamma)
     return ComputedCost(
         target=str(target),
         draft=str(draft),
+        draft_kind=form.name,
+        one_pass=form.one_pass,
+        read=(
+            _read_of(target, config, shape, MODEL, asked.weight_bytes is None),
+            _read_of(draft, draft_config, used, form, asked.draft_weight_bytes is None),
+        ),
         accelerator=asked.accelerator,
         preset=asked.preset,
         tp=asked.tp,
@@ -295,9 +326,9 @@ def computed_cost(target: Path, draft: Path, asked: RooflineCosts, batch: int, c
         decode_ms=times.decode.ms,
         verify_ms=tuple(times.target[tokens].ms for tokens in range(2, gamma + 2)),
         draft_ms=times.draft.ms,
-        draft_first_ms=tuple(times.draft_first[tokens].ms for tokens in range(1, gamma + 2)) if is_head else (),
+        draft_first_ms=tuple(times.draft_first[tokens].ms for tokens in range(1, gamma + 2)) if heads else (),
         round_ms=times.bookkeeping.ms,
-        costs=tuple(full_round_costs(times, gamma)[1:].tolist()),
+        costs=tuple(float(full_round_costs(each, gamma)[drafts]) for drafts, each in enumerate(every, 1)),
         factor=factor,
         accuracy=words,
     )
@@ -314,30 +345,95 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise CostsUnreadable(f"{path} is not a JSON object", "name the model's config.json")
-    if path.name == CONFIG and config.get("quantization_config") is None:
-        return config | {"quantization_config": quantization_beside(path.parent)}
-    return config
+    beside = quantization_beside(path.parent) if path.name == CONFIG else None
+    return config if beside is None else config | {"quantization_config": beside | (config.get("quantization_config") or {})}
 
 
-def _shape_of_config(
-    path: Path, config: Mapping[str, Any], read: Callable[[Mapping[str, Any]], ModelShape], weight_bytes: float | None
+def _one_pass(
+    rows: Iterable[StepRow], model: Iterable[StepRow], shape: ModelShape, asked: RooflineCosts, gamma: int
+) -> Iterator[StepRow]:
+    """Yield the rows of a draft whose first step is its only one: a step as of a `model`, over `gamma` rows beside those of
+    the verified tokens.
+    """
+    from alphaprof.costs.cost_model import roofline_ms
+
+    (single,) = (row for row in model if row.step == "draft" and row.tokens == 1)
+    added = single.ms - roofline_ms(asked, shape.later, False, 1, single.batch, int(single.context))
+    for row in rows:
+        if row.step == "draft_first":
+            tokens = row.tokens + gamma - 1
+            row = dataclasses.replace(row, ms=added + roofline_ms(asked, shape, False, tokens, row.batch, int(row.context)))
+        yield dataclasses.replace(row, ms=0.0) if row.step == "draft" else row
+
+
+def _draft_shape(
+    path: Path,
+    config: Mapping[str, Any],
+    form: DraftForm,
+    target: ModelShape,
+    decoder: Mapping[str, Any],
+    asked: RooflineCosts,
 ) -> ModelShape:
-    """Return the shape that a config says. Raises `CostsUnreadable` for one that cannot be counted."""
+    """Return the shape of a draft. Raises `CostsUnreadable` for one that cannot be counted, and for a head whose hidden size
+    or vocabulary is not that of the target.
+    """
+    if form.whole:
+        shape = _shape(path, lambda: ModelShape.from_config(config, asked.draft_weight_bytes))
+        return shape.at_once() if form.one_pass else shape
+    layer = decoder_of(layer_of(config))
+    hidden, ids = (
+        config.get("target_hidden_size") or layer.get("hidden_size"),
+        layer.get("vocab_size") or target.vocabulary,
+    )
+    # Padding makes vocabularies of one tokenizer differ a little.
+    if (hidden or target.hidden) != target.hidden or abs(ids - target.vocabulary) > 0.01 * target.vocabulary:
+        problem = f"a head for hidden size {hidden} and {ids} ids; the target has {target.hidden} and {target.vocabulary}"
+        raise CostsUnreadable(f"{path} is {problem}", "give the head that was trained for this target")
+    if form.module:
+        given = {"quantization_config": None} if asked.weight_bytes is not None else {}
+        return _shape(path, lambda: ModelShape.of_mtp({**decoder, **given}, target))
+    return _shape(path, lambda: ModelShape.of_head(config, target))
+
+
+def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, form: DraftForm, declared: bool) -> str:
+    """Return what a config says, in words. `declared`: the bytes of its weights are those that it declares."""
+    size = f"{fmt.number(shape.parameters / 1e9)}B parameters"
+    if shape.experts:
+        size += f", {fmt.number(shape.active_parameters / 1e9)}B of them for a token"
+    sizes = {"weights": shape.weight_bytes, "experts": shape.expert_bytes, "head": shape.head_bytes}
+    each = ", ".join(f"{name} {value:.3g} B" for name, value in sizes.items() if value)
+    found = quantization_of(decoder_of(config)) if declared and (form.whole or form.module) else None
+    method = found.name if found else "16-bit" if declared else "as given"
+    cache = f"{fmt.number(shape.kv_bytes_per_token / 1000)} kB of cache a token"
+    return f"{form.name} of {path}: {size}; {method} ({each}); {cache}"
+
+
+def _counted(path: Path, read: Callable[[], Any]) -> Any:
+    """Return what is read of a config. Raises `CostsUnreadable` for one that cannot be counted."""
     problem, hint = "its numbers do not describe a model", "check the file: step times are computed from its values"
-    if config.get("quantization_config") and weight_bytes is None:
-        raise CostsUnreadable(f"{path} has quantized weights", "give their size: --weight-bytes 1 for fp8, 0.5 for 4 bits")
     try:
-        shape = read(config)
-        sizes = (shape.parameters, shape.layers, shape.hidden, shape.heads, shape.head_dim)
-        if all(0 < float(value) < math.inf for value in sizes):
-            return shape if weight_bytes is None else dataclasses.replace(shape, weight_bytes=weight_bytes)
-    except KeyError as error:
+        return read()
+    except LookupError as error:
         reason = str(error.args[0])
         problem = reason if " " in reason else f"it has no {reason}"
         hint = "use step times of your engine instead: costs: {source: table} (docs/costs.md)"
-    except (TypeError, ValueError, ArithmeticError):
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
         pass
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
+
+
+def _shape(path: Path, read: Callable[[], ModelShape]) -> ModelShape:
+    """Return a shape whose numbers are possible. Raises `CostsUnreadable`."""
+
+    def possible() -> ModelShape:
+        shape = read()
+        sizes = (shape.parameters, shape.layers, shape.hidden, shape.heads, shape.head_dim)
+        if not all(0 < float(value) < math.inf for value in sizes):
+            raise ValueError
+        return shape
+
+    shape: ModelShape = _counted(path, possible)
+    return shape
 
 
 def _require_between(option: str, value: float, low: float, high: float) -> None:
@@ -363,6 +459,8 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
     if rate is not None or rates:
         longest = rate.gamma if rate is not None else len(rates)
         yield f"no gamma above {longest}: acceptance is given up to there, and heads accept less at each further depth"
+    elif prediction.computed is not None and prediction.computed.draft_first_ms and prediction.best_gamma > 1:
+        yield "one alpha for all depths: heads accept less at each further one, so give a length and its gamma, or --rates"
     if prediction.computed is None:
         yield "Computed from formulas, not measured on text: there is no interval. next: run alphaprof profile"
     else:
@@ -394,11 +492,16 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         steps = f"draft step {cost.draft:g}, verification {cost.verify:g}, overhead of a round {cost.overhead:g}"
         yield f"in plain decode steps: {steps}"
     if computed is not None:
+        yield from computed.read
         devices = f"{computed.tp} x {computed.accelerator}" if computed.tp > 1 else computed.accelerator
         yield f"computed for {devices}, batch {computed.batch}, context {fmt.count(computed.context)}: {computed.accuracy}"
-        first = f", a head's first step {fmt.number(computed.draft_first_ms[-1])} ms" if computed.draft_first_ms else ""
+        draft, first = f"a draft step {fmt.number(computed.draft_ms)} ms", ""
+        if computed.draft_first_ms:
+            first = f", a head's first step {fmt.number(computed.draft_first_ms[-1])} ms"
+        if computed.one_pass:
+            draft, first = f"drafting all of a round in one pass {fmt.number(computed.draft_first_ms[-1])} ms", ""
         yield (
             f"a decode step takes {fmt.number(computed.decode_ms)} ms, verifying {len(computed.verify_ms) + 1} tokens "
-            f"{fmt.number(computed.verify_ms[-1])} ms, a draft step {fmt.number(computed.draft_ms)} ms{first}, the engine "
+            f"{fmt.number(computed.verify_ms[-1])} ms, {draft}{first}, the engine "
             f"{fmt.number(computed.round_ms)} ms a round"
         )

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-# Decoders with gated MLPs (three matrices) and one kind of attention, whose parameters the counts below add up.
-KNOWN = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek",
-    "ministral3",
-    "qwen3_vl_text",
+from alphaprof.config.heads import NESTED, REDUCED, draft_form, layer_of
+from alphaprof.costs.layers import EXPERTS, MIXTURES, STATE_BYTES, USED, Layer, decoder_of, first_of, layers_of
+from alphaprof.costs.quantization import quantization_of
+
+# Families whose parameters and cache the counts below add up, each against a model of transformers or its published size;
+# their decoders in multimodal models have the same names with _text behind.
+KNOWN = frozenset(
+    """
+    arcee cohere cohere2 cohere2_moe cwm deepseek deepseek_ref deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
+    ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma2 gemma3 gemma4 glm glm4 glm4_moe glm4_moe_lite glm4v
+    glm4v_moe glm_moe_dsa gpt_oss granite granitemoe granitemoehybrid granitemoeshared helium hy_v3 internlm3 kimi_k2
+    kimi_linear llama llama4 mimo mimo_v2_flash minicpm3 minimax minimax_m1 minimax_m2 minimax_m3 minimax_m3_vl
+    minimax_text_01 ministral3 mistral mixtral nemotron nemotron-nas nemotron_h olmo olmo2 olmo3 olmoe phi phi3 phimoe
+    qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next qwen3_vl
+    qwen3_vl_moe seed_oss smollm3 solar_open stablelm starcoder2 step3p5 step3p7 vaultgemma
+    """.split()  # noqa: SIM905 (a list would take a line a name)
 )
-HEAD = "draft_vocab_size"  # what tells the config of an EAGLE-3 head from a model's
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+TIED = ("gemma", "cohere")  # families of one matrix for input and output where the config does not say
 
 
 @dataclass(frozen=True)
@@ -53,53 +56,147 @@ class ModelShape:
     last_parameters: float = 0.0
     stored_parameters: float = 0.0
     head_bytes: float = 0.0  # bytes per parameter of input embedding and output head; 0: as weight_bytes
+    expert_bytes: float = 0.0  # bytes per parameter of experts; 0: as weight_bytes
+    embedded: float = 0.0  # parameters of further embeddings, of which a step reads a row a token and layer
+    token_elements: float = 0.0  # of the cache that a step reads for each token of context
+    context_flops: float = 0.0  # by which a new token attends to each token of context
+    window: int = 0  # tokens of context, of which at most so many are read of some layers
+    window_elements: float = 0.0  # that these read for each
+    window_flops: float = 0.0
+    kept_elements: float = 0.0  # those of them that stay in memory beyond the window
+    state_bytes: float = 0.0  # read and written for a sequence of any length
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], weight_bytes: float = 2.0, kv_bytes: float = 2.0) -> ModelShape:
-        """Return the shape of a model from its config.json, for the architectures in `KNOWN`.
+    def from_config(
+        cls, config: Mapping[str, Any], weight_bytes: float | None = None, kv_bytes: float | None = None
+    ) -> ModelShape:
+        """Return the shape of a model from its config.json, for the families in `KNOWN`; of a multimodal one, that of its
+        decoder. `weight_bytes`, `kv_bytes`: by default those that the config declares, else 2.
 
-        Norms, biases and routers are not counted (together less than 0.2% of the parameters). A sliding window is read as
-        full attention. Raises `KeyError` for other architectures, and for configs that lack a number.
+        Norms, biases and routers are not counted (together less than 0.5% of the parameters). Raises `KeyError` for other
+        architectures, and `LookupError` for configs that lack a number.
         """
-        kind = config.get("model_type")
-        if kind not in KNOWN or config.get("kv_lora_rank"):
-            raise KeyError(f"alphaprof cannot count the parameters or latent KV cache of {kind}")
-        layers, hidden, vocabulary = (config[key] for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
+        config = decoder_of(config)
+        kind = str(config.get("model_type")).removesuffix("_text")
+        if kind not in KNOWN:
+            raise KeyError(f"alphaprof cannot count the parameters of {kind}")
+        quantization = quantization_of(config) if weight_bytes is None else None
+        layers, hidden, vocabulary = layers_of(config), config["hidden_size"], config["vocab_size"]
         heads = config["num_attention_heads"]
-        kv_heads = config.get("num_key_value_heads") or heads
-        head_dim = config.get("head_dim") or hidden // heads
-        tied = bool(config.get("tie_word_embeddings", False))
-        attention = 2 * hidden * head_dim * (heads + kv_heads)
-        experts = next((config[name] for name in EXPERTS if config.get(name)), 0)
-        mixed, width, shared, used = 0, 0, 0, 0  # layers with experts, the inner width of one and of what all tokens use
-        if experts:
-            mixed, used = _mixed_layers(config, layers), config["num_experts_per_tok"]
-            width = config["intermediate_size" if kind == "mixtral" else "moe_intermediate_size"]
-            shared = width * (config.get("n_shared_experts") or 0) + (config.get("shared_expert_intermediate_size") or 0)
-        dense = 0 if mixed == layers else 3 * hidden * config["intermediate_size"]
-        parameters = vocabulary * hidden * (1 if tied else 2) + layers * attention + (layers - mixed) * dense
-        parameters += mixed * 3 * hidden * (experts * width + shared)
-        sizes = (parameters, layers, hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, kv_bytes)
-        return cls(*sizes, experts, used, mixed * 3 * hidden * width, tied)
+        tied = bool(config.get("tie_word_embeddings", kind.startswith(TIED)))
+        counts, sizes = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}  # of experts, and of all else
+        for index, layer in enumerate(layers):
+            for name, count in layer.matrices.items():
+                each = quantization.bytes_of(f"layers.{index}.{name}") if quantization else weight_bytes or 2.0
+                counts[name in MIXTURES] += count
+                sizes[name in MIXTURES] += count * each
+        embedded = len(layers) * config.get("hidden_size_per_layer_input", 0) * config.get("vocab_size_per_layer_input", 0)
+        experts = first_of(config, *EXPERTS) if counts[True] else 0
+        body = sizes[False] / counts[False]
+        mixers = sum(layer.mixes for layer in layers)
+        return cls(
+            parameters=counts[True] + counts[False] + vocabulary * hidden * (1 if tied else 2) + embedded,
+            layers=mixers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=1 if config.get("kv_lora_rank") else config.get("num_key_value_heads") or heads,
+            head_dim=first_of(config, "head_dim", "attention_head_dim") or hidden // heads,
+            vocabulary=vocabulary,
+            weight_bytes=body,
+            kv_bytes=kv_bytes or (quantization and quantization.kv_bytes) or 2.0,
+            experts=experts,
+            experts_per_token=first_of(config, *USED) if experts else 0,
+            expert_parameters=counts[True] / experts if experts else 0.0,
+            tied=tied,
+            head_bytes=quantization.bytes_of("embed_tokens" if tied else "lm_head") if quantization else 0.0,
+            expert_bytes=sizes[True] / counts[True] if quantization and experts else 0.0,
+            embedded=embedded,
+            **_read_of(layers),
+            state_bytes=2 * STATE_BYTES * sum(layer.state for layer in layers),
+        )
 
     @classmethod
     def of_head(cls, config: Mapping[str, Any], target: ModelShape, weight_bytes: float = 2.0) -> ModelShape:
-        """Return the shape of an EAGLE-3 head from its config.json, or that of speculators, which holds its layer's apart.
+        """Return the shape of a head from its config.json, or that of speculators, which holds its layers' apart. What
+        drafts in one pass has no later steps: all of its parameters are among `first_parameters`.
 
-        The first layer reads embedding and state side by side, three states of the target enter through one matrix, and
-        logits are of `HEAD` ids. Raises `KeyError` for configs that lack a number.
+        EAGLE-3: the first layer reads embedding and state side by side, three states of the target enter through one matrix,
+        and logits are of `REDUCED` ids. EAGLE: one matrix reads both in each step. DFlash: as many states enter as the
+        config names. Without `REDUCED` logits are by the target's matrix. Raises `LookupError` for configs that lack a
+        number.
         """
-        layer = config.get("transformer_layer_config") or config
-        layers, hidden, heads = (layer[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        layer = layer_of(config)
+        form = draft_form(config, layer, {})
+        layers, hidden, heads = layers_of(layer), layer["hidden_size"], layer["num_attention_heads"]
         kv_heads = layer.get("num_key_value_heads") or heads
         head_dim = layer.get("head_dim") or hidden // heads
-        vocabulary = config[HEAD] or layer["vocab_size"]
-        read = (layers + 1) * hidden  # by the matrices of queries, keys and values: the first layer reads twice as much
-        attention = read * head_dim * (heads + 2 * kv_heads) + layers * heads * head_dim * hidden
-        entering, logits = 3 * target.hidden * hidden, hidden * vocabulary
-        parameters = attention + layers * 3 * hidden * layer["intermediate_size"] + entering + logits
-        sizes = (parameters, layers, hidden, heads, kv_heads, head_dim, vocabulary, weight_bytes, weight_bytes)
-        return cls(*sizes, tied=True, first_parameters=entering, last_parameters=logits, stored_parameters=parameters)
+        vocabulary = config.get(REDUCED) or target.vocabulary
+        matrices = [(name, count) for each in layers for name, count in each.matrices.items()]
+        own = sum(count for _, count in matrices)
+        mixed, experts = sum(count for name, count in matrices if name in MIXTURES), first_of(layer, *EXPERTS) or 1
+        states = target.hidden * hidden  # through which one state of the target enters
+        if form.wide:
+            own, entering = own + hidden * head_dim * (heads + 2 * kv_heads), 3 * states
+        elif form.joins:
+            own, entering = own + 2 * hidden**2, 0
+        else:
+            ids = first_of({**config, **(config.get(NESTED) or {})}, "target_layer_ids", "aux_hidden_state_layer_ids")
+            entering = len(ids or layers) * states
+        logits = hidden * vocabulary
+        parameters = own + entering + logits
+        shape = cls(
+            parameters=parameters,
+            layers=len(layers),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocabulary=vocabulary,
+            weight_bytes=weight_bytes,
+            kv_bytes=weight_bytes,
+            experts=experts if mixed else 0,
+            experts_per_token=first_of(layer, *USED) if mixed else 0,
+            expert_parameters=mixed / experts,
+            tied=True,
+            first_parameters=entering,
+            last_parameters=logits,
+            stored_parameters=parameters if config.get(REDUCED) else own + entering,
+        )
+        return shape.at_once() if form.one_pass else shape
+
+    @classmethod
+    def of_mtp(cls, config: Mapping[str, Any], target: ModelShape) -> ModelShape:
+        """Return the shape of the MTP module that a target's config.json names: a layer like the last, what joins embedding
+        and state, and the target's logits. Raises `LookupError` for configs that lack a number.
+        """
+        config = decoder_of(config)
+        quantization, layers = quantization_of(config), layers_of(config)[-1:]
+        for name in ("layers_block_type", "hybrid_override_pattern"):
+            if blocks := config.get(f"mtp_{name}"):
+                layers = layers_of({**config, name: blocks})
+        matrices = [(name, count) for layer in layers for name, count in layer.matrices.items()]
+        experts = sum(count for name, count in matrices if name in MIXTURES)
+        own, logits = sum(count for _, count in matrices) + 2 * target.hidden**2, target.vocabulary * target.hidden
+        size = quantization.bytes_of("mtp.layers.0.self_attn.q_proj") if quantization else target.weight_bytes
+        return replace(
+            target,
+            parameters=own + logits,
+            layers=1,
+            weight_bytes=size,
+            experts=target.experts if experts else 0,
+            expert_parameters=experts / target.experts if experts else 0.0,
+            expert_bytes=quantization.bytes_of(f"mtp.layers.0.{MIXTURES[0]}") if quantization and experts else 0.0,
+            tied=True,
+            last_parameters=logits,
+            stored_parameters=own,
+            embedded=0.0,
+            state_bytes=0.0,
+            **_read_of(layers),
+        )
+
+    def at_once(self) -> ModelShape:
+        """Return the shape of a draft that drafts in one pass, with logits of every row."""
+        return replace(self, first_parameters=self.parameters, last_parameters=0.0)
 
     @property
     def shared_parameters(self) -> float:
@@ -114,7 +211,7 @@ class ModelShape:
     @property
     def looked_up(self) -> float:
         """Parameters of which a step reads a row a token and multiplies none: the input embedding, unless tied."""
-        return 0.0 if self.tied else self.vocabulary * self.hidden
+        return self.embedded + (0.0 if self.tied else self.vocabulary * self.hidden)
 
     @property
     def total_weight_bytes(self) -> float:
@@ -126,31 +223,53 @@ class ModelShape:
     def read_bytes(self, experts: float) -> float:
         """Return the bytes of weights that a step reads which touches so many experts of each layer."""
         head = 0.0 if self.last_parameters else self.vocabulary * self.hidden
-        body = self.shared_parameters - self.looked_up - head + experts * self.expert_parameters
-        return body * self.weight_bytes + head * (self.head_bytes or self.weight_bytes)
+        body = self.shared_parameters - self.looked_up - head
+        return (
+            body * self.weight_bytes
+            + head * (self.head_bytes or self.weight_bytes)
+            + experts * self.expert_parameters * (self.expert_bytes or self.weight_bytes)
+        )
 
     @property
     def later(self) -> ModelShape:
-        """The shape by which later steps of a round are worked out."""
-        return replace(self, parameters=self.parameters - self.first_parameters, first_parameters=0.0)
+        """The shape by which later steps of a round are worked out: no matrix is left of what drafts in one pass."""
+        left = self.parameters - self.first_parameters
+        some: dict[str, Any] = {} if left else {"expert_parameters": 0.0, "vocabulary": 0}
+        return replace(self, parameters=left, first_parameters=0.0, **some)
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of the KV cache that one token takes: keys and values of every layer."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
+        """Bytes of memory that one more token takes in the KV cache of a long text: keys and values of every layer, but for
+        layers that keep a window.
+        """
+        if not (self.token_elements or self.window):
+            return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
+        return (self.token_elements + self.kept_elements) * self.kv_bytes
 
     def cache_bytes(self, context: float) -> float:
-        """Bytes of the KV cache that a step reads of one sequence with `context` tokens."""
-        return context * self.kv_bytes_per_token
+        """Bytes of the KV cache and of states that a step reads of one sequence with `context` tokens."""
+        if not (self.token_elements or self.window):
+            return context * self.kv_bytes_per_token + self.state_bytes
+        read = context * self.token_elements + min(context, self.window) * self.window_elements
+        return read * self.kv_bytes + self.state_bytes
 
     def attention_flops(self, context: float) -> float:
         """FLOPs by which one token attends to `context` tokens."""
-        return 4 * self.layers * self.heads * self.head_dim * context
+        if not (self.token_elements or self.window):
+            return 4 * self.layers * self.heads * self.head_dim * context
+        return self.context_flops * context + self.window_flops * min(context, self.window)
 
 
-def _mixed_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Return how many of the layers have experts."""
-    first, dense = config.get("first_k_dense_replace") or 0, config.get("mlp_only_layers") or ()
-    step, frequency = config.get("decoder_sparse_step") or 1, config.get("moe_layer_freq") or 1
-    sparse = (layer for layer in range(first, layers) if (layer + 1) % step == 0 and layer % frequency == 0)
-    return sum(layer not in dense for layer in sparse)
+def _read_of(layers: Iterable[Layer]) -> dict[str, Any]:
+    """Return the fields that say what a step reads of the cache of some layers."""
+    reads = [read for layer in layers for read in layer.reads]
+    all_of = [read for read in reads if not read.window]
+    limited = [read for read in reads if read.window]
+    return {
+        "token_elements": sum(read.elements for read in all_of),
+        "context_flops": sum(read.flops for read in all_of),
+        "window": max((read.window for read in limited), default=0),
+        "window_elements": sum(read.elements for read in limited),
+        "window_flops": sum(read.flops for read in limited),
+        "kept_elements": sum(read.elements for read in limited if read.kept),
+    }

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.predict import Prediction, build_prediction, computed_cost
+from alphaprof.config.hardware import ENGINES
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.roofline import Efficiency, step_ms
 from alphaprof.costs.shapes import ModelShape
@@ -207,22 +208,16 @@ def test_configs_that_cannot_be_counted_end_in_two_lines(console_script: Runner,
         given = ("--alpha", "0.7", "--target-config", tmp_path / "odd", "--draft-config", CONFIGS / "head-llama-3.1-8b.json")
         code, output, errors = console_script("predict", *given)
         assert (code != 0, output, "its numbers do not describe a model" in errors) == (True, "", True), key
-    (tmp_path / "odd").write_text(json.dumps(llama | {"quantization_config": {"quant_method": "fp8"}}))
+    (tmp_path / "odd").write_text(json.dumps(llama | {"quantization_config": {"quant_method": "hqq"}}))
     code, _, errors = console_script("predict", *given)
-    assert (code != 0, "--weight-bytes 1 for fp8" in errors) == (True, True)
+    assert (code != 0, "quantized by hqq, whose bytes are not known: give --weight-bytes" in errors) == (True, True)
     code, text, _ = console_script("predict", *given, "--weight-bytes", "1")
     assert (code, "you changed its numbers" in " ".join(text.split())) == (0, True)
-    (tmp_path / "config.json").write_text(json.dumps(llama))
-    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
-    beside = ("--alpha", "0.7", "--target-config", tmp_path / "config.json", *given[4:])
-    code, _, errors = console_script("predict", *beside)
-    assert (code != 0, "--weight-bytes 1 for fp8" in errors) == (True, True)
-    assert console_script("predict", *beside, "--weight-bytes", "1")[1] == text.replace("/odd", "/config.json")
     code, _, errors = console_script("predict", "--alpha", "0.7", "--target-config", given[-1], "--draft-config", given[-1])
     assert (code, "is a draft head" in errors) == (2, True)
-    files = {"unknown": '{"model_type": "qwen3_next"}', "short": '{"model_type": "llama"}', "list": "[]"}
+    files = {"unknown": '{"model_type": "gpt2"}', "short": '{"model_type": "llama"}', "list": "[]"}
     problems = {
-        "unknown": "cannot count the parameters or latent KV cache of qwen3_next",
+        "unknown": "cannot count the parameters of gpt2",
         "short": "it has no num_hidden_layers",
         "list": "is not a JSON object",
         "gone": "No such file",
@@ -236,6 +231,152 @@ def test_configs_that_cannot_be_counted_end_in_two_lines(console_script: Runner,
         assert (code != 0, output, problem in first) == (True, "", True), name
     code, _, errors = console_script("predict", *CARD, "--alpha", "0.7", "--accelerator", "x")
     assert (code, "'x' is not known" in errors) == (2, True)
+
+
+TARGET: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
+EAGLE3 = TARGET | {"model_type": "llama", "num_hidden_layers": 1, "draft_vocab_size": 32000}
+EAGLE = TARGET | {"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
+LAYERS = TARGET | {"num_hidden_layers": 5}
+STATES = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]}
+DFLASH = LAYERS | {"architectures": ["DFlashDraftModel"], "block_size": 16, "dflash_config": STATES}
+NESTED_LAYERS = {"speculators_model_type": "dflash", "block_size": 16, "aux_hidden_state_layer_ids": [2, 10, 18, 26, 34]}
+NESTED_LAYERS |= {"transformer_layer_config": LAYERS}
+DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
+    "model": (TARGET | {"num_hidden_layers": 8}, "model"),
+    "eagle3": (EAGLE3, "eagle3"),
+    "eagle": (EAGLE, "eagle"),
+    "mtp": (TARGET | {"num_nextn_predict_layers": 1}, "mtp"),
+    "p-eagle": (EAGLE3 | {"mask_token_id": 5}, "p-eagle"),
+    "specforge-p-eagle": (EAGLE3 | {"architectures": ["PEagleDraftModel"]}, "p-eagle"),
+    "pard": (TARGET | {"num_hidden_layers": 8, "pard_token": 5}, "pard"),
+    "z-lab": (DFLASH, "dflash"),
+    "speculators": (NESTED_LAYERS, "dflash"),
+    "dspark": (LAYERS | {"architectures": ["Qwen3DSparkModel"], "block_size": 16, "target_layer_ids": [1, 9]}, "dspark"),
+}
+
+
+def on_files(folder: Path, target: Any, draft: Any, **options: Any) -> tuple[object, ...]:
+    """The options that read two configs."""
+    for name, config in (("target", target), ("draft", draft)):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    paths = (folder / "target" / "config.json", folder / "draft" / "config.json")
+    given = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+    return ("--target-config", paths[0], "--draft-config", paths[1], *given)
+
+
+@each("name", DRAFTS)
+def test_a_draft_is_what_its_config_says(name: str, console_script: Runner, tmp_path: Path) -> None:
+    draft, kind = DRAFTS[name]
+    given = on_files(tmp_path, TARGET | {"num_nextn_predict_layers": 1}, draft, alpha=0.7, format="json")
+    found = json.loads(printed(console_script, *given))["computed"]
+    assert found["draft_kind"] == kind
+    assert f"{kind} of " in found["read"][1]
+    assert bool(found["draft_first_ms"]) == (kind != "model")
+    assert (found["draft_ms"] == 0) == (kind in ("p-eagle", "pard", "dflash", "dspark"))
+
+
+def test_both_layouts_of_a_block_drafter_cost_the_same_pass(console_script: Runner, tmp_path: Path) -> None:
+    """Over the rows that were verified and those that are drafted: five layers, what states enter by, the target's head."""
+    costs = []
+    for name in ("z-lab", "speculators"):
+        given = on_files(tmp_path, TARGET, DRAFTS[name][0], acceptance_length=4.5, at_gamma=15, format="json")
+        costs.append(json.loads(printed(console_script, *given))["computed"])
+    assert costs[0] | {"read": None} == costs[1] | {"read": None}
+    (found, _), shape = costs, ModelShape.from_config(TARGET)
+    layer = 2 * 4096 * 128 * (32 + 8) + 3 * 4096 * 12288
+    head = ModelShape.of_head(DFLASH, shape)
+    assert head.parameters == 5 * layer + 5 * 4096**2 + 151936 * 4096
+    assert head.stored_parameters == 5 * layer + 5 * 4096**2
+    for gamma, cost in enumerate(found["costs"], 1):
+        drafted = found["verify_ms"][gamma - 1] + found["round_ms"]
+        assert cost * found["decode_ms"] - drafted <= found["draft_first_ms"][-1] + 1e-9
+    assert 1.3 < found["costs"][-1] < 1.5  # 1.4 by published measurements
+    beyond = on_files(tmp_path, TARGET, DFLASH, alpha=0.7, gamma=16)
+    code, _, errors = console_script("predict", *beyond)
+    assert (code, "drafts at most 15 tokens in a block" in errors) == (2, True)
+    short = on_files(tmp_path, TARGET, DFLASH | {"block_size": 5}, alpha=0.7)
+    assert list(rows(printed(console_script, *short))) == [1, 2, 3, 4]
+    assert (
+        list(rows(printed(console_script, *on_files(tmp_path, TARGET, DRAFTS["dspark"][0] | {"block_size": 5}, alpha=0.7))))[
+            -1
+        ]
+        == 5
+    )
+
+
+def test_a_head_with_experts_reads_those_that_tokens_touch(console_script: Runner, tmp_path: Path) -> None:
+    """As many parameters without experts cost more; in one pass nothing is left for later steps."""
+    experts = {"n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
+    for draft in (EAGLE3, DFLASH):
+        mixture = ModelShape.of_head(draft | experts, ModelShape.from_config(TARGET))
+        dense = ModelShape.of_head(draft, ModelShape.from_config(TARGET))
+        assert mixture.parameters == dense.parameters
+        assert mixture.active_parameters < dense.active_parameters
+        firsts = []
+        for config in (draft | experts, draft):
+            given = on_files(tmp_path, TARGET, config, alpha=0.7, gamma=3, format="json")
+            firsts.append(json.loads(printed(console_script, *given))["computed"]["draft_first_ms"][0])
+        assert firsts[0] < firsts[1]
+    assert (mixture.later.parameters, mixture.later.active_parameters) == (0, 0)
+
+
+@each("changes", [{"hidden_size": 5120}, {"vocab_size": 128256}])
+def test_a_head_of_another_target_is_refused(changes: dict[str, int], console_script: Runner, tmp_path: Path) -> None:
+    given = on_files(tmp_path, TARGET, EAGLE3 | changes, alpha=0.7)
+    code, output, errors = console_script("predict", *given)
+    both = {"hidden_size": 4096, "vocab_size": 151936} | changes
+    problem = f"a head for hidden size {both['hidden_size']} and {both['vocab_size']} ids; the target has 4096 and 151936"
+    assert (code != 0, output, problem in errors) == (True, "", True)
+    assert printed(console_script, *on_files(tmp_path, TARGET, EAGLE3 | {"vocab_size": 152064}, alpha=0.7))  # padded
+
+
+def test_heads_that_are_not_computed_are_refused(console_script: Runner, tmp_path: Path) -> None:
+    medusa = {"architectures": ["MedusaModel"], "hidden_size": 4096}
+    code, _, errors = console_script("predict", *on_files(tmp_path, TARGET, medusa, alpha=0.7))
+    assert (code != 0, "steps of medusa heads are not computed" in errors) == (True, True)
+
+
+def test_one_alpha_of_a_head_is_said_to_hold_for_no_depth_but_the_first(console_script: Runner, tmp_path: Path) -> None:
+    warning = "one alpha for all depths: heads accept less"
+    assert warning in printed(console_script, *on_files(tmp_path, TARGET, EAGLE3, alpha=0.7))
+    assert warning not in printed(console_script, *on_files(tmp_path, TARGET, EAGLE3, acceptance_length=2.8, at_gamma=3))
+    assert warning not in printed(console_script, *on_files(tmp_path, TARGET, DRAFTS["model"][0], alpha=0.7))
+
+
+def test_quantization_is_read_from_either_file(console_script: Runner, tmp_path: Path) -> None:
+    """A file beside config.json fills in what that does not say; the speedup is that of the bytes by hand."""
+
+    def computed(declared: Any = None, beside: Any = None, **options: Any) -> dict[str, Any]:
+        given = on_files(tmp_path, TARGET | {"quantization_config": declared}, EAGLE3, alpha=0.7, format="json", **options)
+        (tmp_path / "target" / "hf_quant_config.json").write_text(json.dumps({"quantization": beside}))
+        found: dict[str, Any] = json.loads(printed(console_script, *given))["computed"]
+        return found
+
+    algorithm = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    files = computed(beside=algorithm), computed({"quant_method": "fp8"}), computed(beside=algorithm, context=0)
+    assert files[0]["decode_ms"] == files[1]["decode_ms"]
+    plain = computed()
+    assert plain["factor"] < files[0]["factor"]
+    assert "modelopt fp8 (weights 1 B, head 2 B)" in files[0]["read"][0]
+    halved = ModelShape.from_config(TARGET).parameters - 2 * 151936 * 4096  # the layers, and not embedding and head
+    saved = computed(context=0)["decode_ms"] - files[2]["decode_ms"]
+    assert saved == pytest.approx(1000 * halved / (4.8e12 * ENGINES["sglang-h200"].efficiency.memory), rel=0.05)
+    small = computed(beside=algorithm | {"kv_cache_quant_algo": "FP8"})
+    assert small["decode_ms"] < files[0]["decode_ms"]
+    assert (
+        computed({"quant_method": "fp8"}, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"})["decode_ms"]
+        == small["decode_ms"]
+    )
 
 
 def test_a_prediction_needs_neither_torch_nor_the_readers_of_runs(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_eager_times_of_a_gpu_are_marked(profile: Path, tmp_path: Path, monkeypa
 def unknown(folder: Path) -> Path:
     """The description of a model of an architecture whose shape is not known, without weights."""
     folder.mkdir()
-    described = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 8, "n_head": 2}
+    described = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8}
     (folder / "config.json").write_text(json.dumps(described))
     return folder
 
@@ -175,7 +175,7 @@ def test_a_shape_that_is_not_known_is_found_before_weights_are_loaded(part: str,
         with pytest.raises(CostsUnreadable) as caught:
             run_profile(path, tmp_path / "run", False, *overrides)
     assert caught.value.message == (
-        f"a roofline needs the shape of {'target' if part == 'target' else 'close'}, but GPT2LMHeadModel has no known shape"
+        f"a roofline needs the shape of {'target' if part == 'target' else 'close'}, but MambaForCausalLM has no known shape"
     )
     assert all(words in caught.value.hint for words in ("source: table", "source: vllm", "source: none"))
 

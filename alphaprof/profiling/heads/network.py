@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from alphaprof.costs.shapes import EXPERTS, ModelShape
+from alphaprof.costs.layers import EXPERTS
+from alphaprof.costs.shapes import ModelShape
 from alphaprof.profiling.heads.attention import Rounds, StepKeys
 from alphaprof.profiling.models.teacher_forced import FINAL
 

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from alphaprof.costs.cost_model import no_shape
+from alphaprof.costs.layers import EXPERTS, USED, first_of
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
@@ -48,6 +49,16 @@ NOT_THE_TEXT = re.compile(
 # Quantisers write biases of zeros for layers that have none (GPTQ), and scales for a KV cache of 8 bits.
 OF_QUANTISERS = re.compile(r"\.bias$|\.[qkv]_scale$|\.[qkv]_proj\.output_scale$")
 BEFORE_LAYERS = re.compile(r"^.*?(?=[a-z]+\.\d+\.)")  # what transformers may rename: model.language_model. and the like
+# What tells a model that does not attend to the whole text in every layer, by parameters and by settings.
+STATE = re.compile(r"A_log|ssm|mamba|conv1d|time_mix|recurrent|kv_a_proj|linear_attn", re.IGNORECASE)
+NOT_PLAIN = (
+    "sliding_window",
+    "window_size",
+    "attention_chunk_size",
+    "kv_lora_rank",
+    "multi_query",
+    "num_ln_in_parallel_attn",
+)
 CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
 # What allocators without an error of their own say.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -460,9 +471,12 @@ def require_shape(name: str, options: ModelOptions) -> None:
     with _loading(options.model):
         config = AutoConfig.from_pretrained(where, **arguments)
     try:
-        ModelShape.from_config(config.to_dict())
-    except (KeyError, TypeError):
-        raise no_shape(name, next(iter(config.architectures or ()), config.model_type)) from None
+        ModelShape.from_config(config.to_dict(), 2.0)
+    except (LookupError, TypeError):
+        with _loading(options.model), torch.device("meta"):
+            plain = _auto_class(options).from_config(config)
+        if _counted_shape(plain, 2.0, 2.0) is None:
+            raise no_shape(name, next(iter(config.architectures or ()), config.model_type)) from None
 
 
 def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dict[str, float | bool] | None:
@@ -474,9 +488,43 @@ def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dic
     tied = {"tie_word_embeddings": getattr(network.config, "tie_word_embeddings", False)}
     settings = network.config.get_text_config().to_dict() | tied
     try:
-        return dataclasses.asdict(ModelShape.from_config(settings, weight_bytes=weights, kv_bytes=size))
-    except (KeyError, TypeError):
+        shape: ModelShape | None = ModelShape.from_config(settings, weight_bytes=weights, kv_bytes=size)
+    except (LookupError, TypeError):
+        with torch.device("meta"):
+            plain = type(network)(network.config)
+        shape = _counted_shape(plain, weights, size)
+    return None if shape is None else dataclasses.asdict(shape)
+
+
+def _counted_shape(plain: PreTrainedModel, weight_bytes: float, kv_bytes: float) -> ModelShape | None:
+    """Return the shape of a network of any family whose layers all attend to the whole text, by its parameters, experts by
+    their names; None where names or settings say that it has a state, a window, a latent cache or an unknown number of
+    experts.
+    """
+    config = plain.config.get_text_config()
+    counts = {name: weight.numel() for name, weight in of_text(plain, plain.named_parameters()).items()}
+    settings = {name: getattr(config, name, None) for name in (*EXPERTS, *USED, *NOT_PLAIN, "num_key_value_heads")}
+    mixed = sum(count for name, count in counts.items() if ".experts." in name)
+    experts, used = (first_of(settings, *names) if mixed else 0 for names in (EXPERTS, USED))
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads or first_of(settings, *NOT_PLAIN) or any(map(STATE.search, counts)) or (mixed and not (experts and used)):
         return None
+    head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
+    return ModelShape(
+        parameters=sum(counts.values()),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=heads,
+        kv_heads=settings["num_key_value_heads"] or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocabulary=embedding.weight.shape[0],
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
+        experts=experts,
+        experts_per_token=used,
+        expert_parameters=mixed / experts if mixed else 0.0,
+        tied=head is None or head.weight is embedding.weight,
+    )
 
 
 def fingerprint(network: PreTrainedModel) -> str:
