@@ -13,7 +13,7 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import UNTIMED, StepTimes, free_draft, round_costs
 from alphaprof.costs.speedup import Domain, Mix, Speedup, speedup
 from alphaprof.report import speeds
-from alphaprof.report.answer import AtConcurrency, GammaResult, Result, SpanAcceptance
+from alphaprof.report.answer import GammaResult, Result, SpanAcceptance
 from alphaprof.report.verdict import Decision, Pair, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.run.manifest import DraftFacts
@@ -55,12 +55,11 @@ def build_result(
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
     alpha = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
     by_gamma: tuple[GammaResult, ...] = ()
-    load: tuple[AtConcurrency, ...] = ()
     best, decision = None, no_decision(not_defined(rule.id, pool.policy, key.facts))
     if pool.defined:
         # The textbook formula is of acceptance that is the same at every depth: not of a head's.
         iid_alpha = alpha.value if alpha and coverage == 1 and not key.facts.by_depth else None
-        by_gamma, load, best, decision = _round_results(key, pool, iid_alpha, question, gammas, judged)
+        by_gamma, best, decision = _round_results(key, pool, iid_alpha, question, gammas, judged)
     greedy, sampled = (pool.scored and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
     decides = decisive == rule.id
@@ -106,8 +105,6 @@ def build_result(
         },
         gammas=by_gamma,
         chosen=question.chooses([(key.draft, gamma) for gamma in key.facts.lengths(question.gammas(gammas))]),
-        load=load,
-        pays_up_to=speeds.pays_up_to(load, question.min_speedup),
     )
 
 
@@ -118,9 +115,9 @@ def _round_results(
     question: Question,
     gammas: Sequence[int],
     judged: tuple[Pair | None, Decision] | None,
-) -> tuple[tuple[GammaResult, ...], tuple[AtConcurrency, ...], int | None, Decision]:
-    """Return the rounds of a pool that has any: by gamma, by concurrency, the gamma that was chosen, and the decision on it.
-    `alpha`: where the textbook formula applies.
+) -> tuple[tuple[GammaResult, ...], int | None, Decision]:
+    """Return the rounds of a pool that has any: by gamma, the gamma that was chosen, and the decision on it. `alpha`: where
+    the textbook formula applies.
     """
     draft, mix = key.draft, Mix.of({key.domain: 1.0})
     candidates = {draft: {key.domain: pool}}
@@ -141,12 +138,11 @@ def _round_results(
         by_gamma.append(_gamma(pool, gamma, times, (faster, shown), request, alpha, question.confidence))
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
         by_gamma = [dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma]
-    load = speeds.by_concurrency(candidates, costs, mix, question, gammas, (best, decision))
     if times is None:
         decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    return tuple(by_gamma), load, best[1] if best else None, decision
+    return tuple(by_gamma), best[1] if best else None, decision
 
 
 def contradiction(pool: DocumentTotals) -> str:
