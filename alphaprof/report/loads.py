@@ -84,6 +84,8 @@ def load_table(loads: Sequence[AtLoad], title: str) -> Table:
         if any(each.beyond for each in loads)
         else []
     )
+    if any(cell == fmt.NOTHING for cells in rows.values() for cell in cells.values()):
+        below.append(f"  {fmt.NOTHING}: no step times there, or its caches exceed the memory")
     what = "speedup of decoding" + (" / of throughput" if any(each.throughput for each in loads) else "")
     named = [(str(size), cells) for size, cells in sorted(rows.items())]
     return table_by_columns(f"{title}: best gamma, {what}, by tokens of context", named, named="at a time", below=below)

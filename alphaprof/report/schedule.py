@@ -121,11 +121,12 @@ class GammaByLoad:
         return {}
 
     def _times(self, place: Place) -> StepTimes | None:
-        """Return the step times at a load; None beyond the contexts that this concurrency was timed at."""
+        """Return the step times at a load; None beyond the contexts that this concurrency was timed at, or the memory."""
         concurrency, context = place
         costs = self._costs(context)
         timed = costs.table.contexts(concurrency) or (context,)
-        return costs.times(concurrency).get(self.draft) if timed[0] <= context <= timed[-1] else None
+        known = timed[0] <= context <= timed[-1] and costs.fits(concurrency, context)
+        return costs.times(concurrency).get(self.draft) if known else None
 
     def _throughput(self, place: Place, speedup: Interval) -> Interval | None:
         """Return the speedup of whole requests; prompts are as much longer as the context is than the traffic's own."""

@@ -39,7 +39,7 @@ OWN = ("table", "vllm")  # sources of step times that are the user's engine
 SIXTEEN_BITS = ("bfloat16", "float16")
 # What a round costs in decode steps by γ: medians over three workloads of Llama-3.1-8B with an EAGLE-3 head, one sequence,
 # vLLM 0.23 with full CUDA graphs on an H100 (docs/research/log.md).
-ON_H100 = {1: 1.07, 2: 1.13, 3: 1.22, 5: 1.35, 7: 1.48}
+ON_H100 = {1: 1.07, 2: 1.12, 3: 1.22, 5: 1.35, 7: 1.48}
 SAME = "≈"  # marks a next best that is not clearly different
 
 
