@@ -123,18 +123,16 @@ def _round_results(
     candidates = {draft: {key.domain: pool}}
     costs = key.costs.of_domain(key.domain) if key.costs and key.rule.rule.timed else None
     timing = costs.timing(question.concurrency) if costs else UNTIMED
-    times, prefill = timing.times.get(draft), speeds.prefill_times(pool, costs, draft) if costs else None
+    times = timing.times.get(draft)
     best, decision = judged or judge(candidates, timing, mix, question, gammas)
     by_gamma = []
     for gamma in key.facts.lengths(gammas):
         domain: Domain | None = mix.decoded([pool.counts(gamma)], times)[0] if times is not None else None
-        read, faster = None if prefill is None else [prefill], mix.routed([domain]) if domain else None
+        faster = mix.routed([domain]) if domain else None
         shown = speeds.deciding_interval(faster, question.confidence)
         if best is not None and gamma == best[1] and decision.tested is not None and decision.tested.domains:
-            (domain,), shown, faster = decision.tested.domains, decision.bounds, decision.tested.named
-            if prefill is not None and decision.tested.rows is not None:
-                read = [(prefill[0][rows[key.domain]], prefill[1][rows[key.domain]]) for rows in decision.tested.rows]
-        request = speeds.request_speedup(domain, read, question.concurrency) if domain else None
+            shown, faster = decision.bounds, decision.tested.named
+        request = speeds.of_requests(shown, [pool], None, costs, draft, question.concurrency) if shown and costs else None
         by_gamma.append(_gamma(pool, gamma, times, (faster, shown), request, alpha, question.confidence))
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
         by_gamma = [dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma]
@@ -175,7 +173,7 @@ def _gamma(
     gamma: int,
     times: StepTimes | None,
     speedups: tuple[Speedup | None, Interval | None],
-    request: Speedup | None,
+    request: Interval | None,
     alpha: float | None,
     confidence: float,
 ) -> GammaResult:
@@ -200,7 +198,7 @@ def _gamma(
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
         speedup=shown,
-        request_speedup=speeds.deciding_interval(request, confidence),
+        request_speedup=request,
         of_documents=speeds.of_documents(counts, mixed) if mixed else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),
         marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),

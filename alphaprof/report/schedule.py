@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 
-import numpy as np
-
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import StepTimes
 from alphaprof.costs.speedup import Decoded, Mix
-from alphaprof.report.loads import CONTEXTS, AtLoad, Place, over_loads, throughput
-from alphaprof.report.speeds import deciding_interval, prefill_times
+from alphaprof.report.loads import CONTEXTS, AtLoad, Place, over_loads
+from alphaprof.report.speeds import deciding_interval, of_requests
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.pool import DocumentTotals
 
@@ -35,10 +33,14 @@ class GammaByLoad:
     confidence: float
 
     @cached_property
+    def timed(self) -> set[int]:
+        """The contexts that there are times at."""
+        return {row.context for row in self.costs.table.rows if row.step != "prefill"}
+
+    @cached_property
     def context(self) -> int:
         """The traffic's own context, or the nearest that there are times for."""
-        timed = [row.context for row in self.costs.table.rows if row.step != "prefill"]
-        return round(min(max(self.costs.context, min(timed)), max(timed)))
+        return round(min(max(self.costs.context, min(self.timed)), max(self.timed)))
 
     @cached_property
     def concurrencies(self) -> list[int]:
@@ -72,7 +74,7 @@ class GammaByLoad:
         """Yield the gamma and what it brings by concurrency, at the traffic's own context or `everywhere`: at every context
         that was timed, of a roofline at `CONTEXTS` too. `judged`: the speedup of the decision, which took `best` at `start`.
         """
-        timed = CONTEXTS if isinstance(self.costs.options, RooflineCosts) else self.costs.table.contexts(start)
+        timed = CONTEXTS if isinstance(self.costs.options, RooflineCosts) else self.timed
         contexts = sorted({self.context, *timed}) if everywhere else [self.context]
         longest = max(float((pool["prompt_tokens"] + pool["tokens"]).max()) for pool in self.pools)
         chosen = over_loads(self.concurrencies, contexts, (start, self.context), best, self.told_apart)
@@ -84,7 +86,9 @@ class GammaByLoad:
             if speedup is None or speedup.value < 1:
                 yield AtLoad(*place, 0, None, None, beyond=place[1] > longest)
             else:
-                yield AtLoad(*place, gamma, speedup, self._throughput(place, speedup), beyond=place[1] > longest)
+                costs, longer = self._costs(place[1]), place[1] - self.context  # and prompts by as much
+                whole = of_requests(speedup, self.pools, self.mix.weights, costs, self.draft, place[0], longer)
+                yield AtLoad(*place, gamma, speedup, whole, beyond=place[1] > longest)
 
     def told_apart(self, place: Place, present: int) -> int:
         """Return the fastest gamma at a load of those that are faster than the `present` one by the lower bound of their
@@ -127,17 +131,3 @@ class GammaByLoad:
         timed = costs.table.contexts(concurrency) or (context,)
         known = timed[0] <= context <= timed[-1] and costs.fits(concurrency, context)
         return costs.times(concurrency).get(self.draft) if known else None
-
-    def _throughput(self, place: Place, speedup: Interval) -> Interval | None:
-        """Return the speedup of whole requests; prompts are as much longer as the context is than the traffic's own."""
-        concurrency, context = place
-        costs = self._costs(context)
-        step = costs.times(concurrency)[self.draft].decode.ms / concurrency
-        read = [prefill_times(pool, costs, self.draft, context - self.context) for pool in self.pools]
-        if None in read:
-            return None
-        spent = np.array([[side.sum() for side in each] for each in read if each is not None])  # [domains, target and draft]
-        decoding = np.array([step * pool["tokens"].sum() for pool in self.pools])
-        weights = np.array(self.mix.weights or decoding)
-        prefill, more = (weights / weights.sum() / decoding) @ spent
-        return throughput(speedup, float(prefill), float(more))
