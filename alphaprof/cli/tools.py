@@ -147,6 +147,7 @@ def predict(
     weight_bytes: Annotated[float | None, how(help="Bytes per weight if quantized: 1 for fp8.")] = None,
     batch: Annotated[int, how(help="Sequences decoded at once.")] = 1,
     context: Annotated[int, how(help="Cached tokens per sequence.")] = 1024,
+    output_tokens: Annotated[int, how(help="Tokens of an output, for the speedup of throughput.")] = 256,
     form: Format = None,
     out: OutFiles = None,
 ) -> None:
@@ -159,7 +160,7 @@ def predict(
     if cost is not None:
         given = RoundCost(cost, verify, overhead)
     hardware = {"accelerator": accelerator, "tp": tp, "preset": preset, "weight_bytes": weight_bytes}
-    configs, place = (target_config, draft_config), (batch, context)
+    configs, place = (target_config, draft_config), (batch, context, output_tokens)
     show(predicted(acceptance, gamma, given, configs, hardware, place, coverage), form, out)
 
 

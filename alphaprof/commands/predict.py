@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +20,7 @@ from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, table_by_columns
+from alphaprof.report.loads import CONTEXTS, AtLoad, Place, load_table, over_loads, throughput
 from alphaprof.stats import formulas
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.formulas import RoundCost
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
+OUTPUT = 256  # tokens of an output
 LEAST_COST = 1e-3  # of a verification, which always takes time
 
 
@@ -67,6 +70,10 @@ class ComputedCost:
     costs: tuple[float, ...]  # of a round of 1, 2, ... drafts, in decode steps
     factor: float
     accuracy: str  # what the times are made of, in words
+    fits: bool  # the target's weights and the caches of the batch fit in the devices' memory
+    output: int  # tokens of an output; its prompt fills the rest of the context
+    prefill_ms: float  # of that prompt by the target
+    draft_prefill_ms: float  # and by the draft
 
     def verification(self, gamma: int) -> float:
         """Return one target step over gamma + 1 tokens, in decode steps."""
@@ -100,7 +107,7 @@ class Prediction:
     """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
 
     format: ClassVar[str] = "alphaprof-predict"
-    version: ClassVar[str] = "3.0"
+    version: ClassVar[str] = "3.1"
 
     alpha: float | None  # share of positions with a proposal where it is kept; None: rates by depth were given
     coverage: float  # share of positions with a proposal
@@ -110,9 +117,17 @@ class Prediction:
     computed: ComputedCost | None  # from shapes; None: the cost was given
     gammas: tuple[GammaPrediction, ...]  # one a gamma
     best_gamma: int  # of the largest speedup
+    loads: tuple[AtLoad, ...]  # the gamma at this load and others, with 90% intervals; empty: the cost was given
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the best gamma and its speedup, what was assumed, a row for each gamma, and which number is which."""
+        """Yield the best gamma by load, that of the given one and its speedup, what was assumed, a row for each gamma, and
+        which number is which.
+        """
+        if self.computed is not None and len(self.loads) > 1:
+            yield load_table(self.loads, f"{Path(self.computed.draft).name} by a roofline of {self.computed.accelerator}")
+            yield Small(f"throughput: prefills of all sequences included, outputs of {self.computed.output} tokens.")
+            yield Small("acceptance is taken to be the same at every load.")
+            yield ""
         yield from (*_outcome_lines(self), "", *_assumed_lines(self), "")
         columns: dict[str, Callable[[GammaPrediction], str]] = {
             "tokens/round": lambda item: fmt.number(item.tokens_per_round),
@@ -136,9 +151,11 @@ def build_prediction(
     cost: RoundCost | ComputedCost,
     gammas: Iterable[int] | None = None,
     coverage: float = 1.0,
+    elsewhere: Iterable[ComputedCost] = (),
 ) -> Prediction:
     """Return predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. `gammas`: by default
-    those of `gammas_of`; `coverage`: the share of positions with a proposal, beside an alpha. Raises `OptionInvalid` for
+    those of `gammas_of`; `coverage`: the share of positions with a proposal, beside an alpha; `elsewhere`: a computed cost
+    at other loads. Raises `OptionInvalid` for
     impossible values, and for a gamma above that of a rate or of the last depth.
     """
     longest = longest_of(acceptance)
@@ -185,7 +202,46 @@ def build_prediction(
         predictions.append(prediction)
     best = max(predictions, key=lambda item: item.speedup)
     given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
-    return Prediction(alpha, coverage, rate, rates, given, computed, tuple(predictions), best.gamma)
+    loads = () if computed is None else tuple(_by_load([computed, *elsewhere], predictions, best.gamma, coverage))
+    return Prediction(alpha, coverage, rate, rates, given, computed, tuple(predictions), best.gamma, loads)
+
+
+def _by_load(
+    costs: Sequence[ComputedCost], predictions: Sequence[GammaPrediction], best: int, coverage: float
+) -> Iterator[AtLoad]:
+    """Yield the gamma at every load, from the first one outward, as reports choose it: the neighbor's, unless another is
+    surely faster or that one is slower than decoding without a draft. Sure is what lies beyond the errors that the computed
+    steps of a draft do not share.
+    """
+    from alphaprof.costs.speedup import OWN_ERROR  # which formulas do without
+
+    known = {(each.batch, each.context): each for each in costs}
+    values = {
+        place: {
+            item.gamma: item.tokens_per_round / float(formulas.over_all_rounds(each.of_round(item.gamma), coverage))
+            for item in predictions
+        }
+        for place, each in known.items()
+    }
+
+    def choose(place: Place, present: int) -> int:
+        if place not in values:
+            return present
+        here, sure = values[place], known[place].factor ** OWN_ERROR
+        fastest = max(here, key=here.__getitem__)
+        return fastest if here[present] < 1 or here[fastest] > sure * here[present] else present
+
+    batches, contexts = (sorted(set(side)) for side in zip(*known, strict=True))
+    for place, gamma in sorted(over_loads(batches, contexts, next(iter(known)), best, choose).items()):
+        if place not in known:
+            continue
+        value, each = values[place][gamma], known[place]
+        if value < 1:
+            yield AtLoad(*place, 0, None, None, beyond=False)
+        else:
+            speedup, decoding = Interval(value, value / each.factor, value * each.factor), each.output * each.decode_ms
+            read = (each.batch * ms / decoding for ms in (each.prefill_ms, each.draft_prefill_ms))
+            yield AtLoad(*place, gamma, speedup, throughput(speedup, *read), beyond=False)
 
 
 def acceptance_of(
@@ -243,46 +299,60 @@ def predict(
     cost: RoundCost | None,
     configs: tuple[Path | None, Path | None],
     hardware: Mapping[str, Any],
-    place: tuple[int, int],
+    place: tuple[int, int, int],
     coverage: float,
 ) -> Prediction:
     """Return the prediction that the options of `alphaprof predict` ask for: by the given cost of a round, or by that
-    computed from the configs of target and draft on some `hardware` (fields of `RooflineCosts`) at a batch and context.
-    Raises `OptionInvalid` for both or neither, and what `build_prediction` and `computed_cost` raise.
+    computed from the configs of target and draft on some `hardware` (fields of `RooflineCosts`) at a batch and context, for
+    outputs of so many tokens. Raises `OptionInvalid` for both or neither, and what `build_prediction` and `computed_cost`
+    raise.
     """
     from alphaprof.config.options import RooflineCosts  # pydantic, which formulas do without
 
     target, draft = configs
     gammas = gammas_of(acceptance, gamma)
     found: RoundCost | ComputedCost | None = cost
+    elsewhere = list[ComputedCost]()
     if cost is None and target is not None and draft is not None:
         asked = RooflineCosts.model_construct(source="roofline", **hardware)
         open_ended = gamma is None and longest_of(acceptance) is None
-        found = computed_cost(target, draft, asked, *place, max(*gammas, 1), open_ended)
+        most, output = max(*gammas, 1), place[2]
+        compute = partial(computed_cost, target, draft, asked, gamma=most, output=output, open_ended=open_ended)
+        found = compute(*place[:2])
         gammas = tuple(each for each in gammas if each <= len(found.costs))
+        batches = {place[0], *RooflineCosts.model_fields["concurrency"].default}
+        for load in itertools.product(batches, {place[1], *CONTEXTS}):
+            elsewhere += [each] if load != place[:2] and (each := compute(*load)).fits else []
     elif cost is None or not target is draft is None:
         problem = "a round's cost must be either given or computed"
         raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
     assert found is not None  # noqa: S101
-    return build_prediction(acceptance, found, gammas, coverage)
+    return build_prediction(acceptance, found, gammas, coverage, elsewhere)
 
 
 def computed_cost(
-    target: Path, draft: Path, asked: RooflineCosts, batch: int, context: int, gamma: int, open_ended: bool = False
+    target: Path,
+    draft: Path,
+    asked: RooflineCosts,
+    batch: int,
+    context: int,
+    gamma: int,
+    output: int = OUTPUT,
+    open_ended: bool = False,
 ) -> ComputedCost:
     """Return what rounds of up to `gamma` drafts cost on an accelerator, from two config.json files; of fewer if
     `open_ended` and the draft's block holds fewer. Raises `OptionInvalid` for an unknown accelerator or engine and too
     small a block, and `CostsUnreadable` for a config that cannot be read or counted.
     """
-    from alphaprof.costs.cost_model import accuracy, roofline_rows  # the readers of runs, which formulas do without
+    from alphaprof.costs.cost_model import accuracy, fits, roofline_rows  # the readers of runs, which formulas do without
     from alphaprof.costs.rounds import full_round_costs
-    from alphaprof.costs.steps import StepTable
+    from alphaprof.costs.steps import TARGET, StepTable
 
     if asked.accelerator not in ACCELERATORS:
         problem = f"--accelerator: {shown(asked.accelerator)} is not known"
         raise OptionInvalid(problem, f"choose one of {', '.join(sorted(ACCELERATORS))}")
     engine_of(asked.preset)
-    for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
+    for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context), ("--output-tokens", output)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
     config, draft_config = _read_config(target), _read_config(draft)
     decoder = decoder_of(config)
@@ -300,8 +370,9 @@ def computed_cost(
     ground = asked
     if asked.weight_bytes is None and (odd or form.one_pass):  # unlike what published rounds are of
         ground = asked.model_copy(update={"weight_bytes": shape.weight_bytes})
-    heads = [] if form == MODEL else ["draft"]
-    rows = roofline_rows(shape, {"draft": used}, ground, gamma, [batch], [context], [], heads, context)
+    heads, prompt = [] if form == MODEL else ["draft"], max(round(context - output / 2), 1)
+    rows = roofline_rows(shape, {"draft": used}, ground, gamma, [batch], [context], [prompt], heads, context)
+    prefill = {row.model: row.ms for row in rows if row.step == "prefill"}
     tables = [StepTable(rows)] * gamma
     if form.one_pass:
         model = roofline_rows(shape, {"draft": used}, ground, 1, [batch], [context], [], [], context)
@@ -331,6 +402,10 @@ def computed_cost(
         costs=tuple(float(full_round_costs(each, gamma)[drafts]) for drafts, each in enumerate(every, 1)),
         factor=factor,
         accuracy=words,
+        fits=fits(ground, shape, batch, context),
+        output=output,
+        prefill_ms=prefill[TARGET],
+        draft_prefill_ms=prefill["draft"],
     )
 
 
@@ -448,7 +523,13 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
     gamma = f"{'best ' if len(prediction.gammas) > 1 else ''}gamma {best.gamma}"
     low, high = (best.speedup if bound is None else bound for bound in (best.low, best.high))
     change = "may be faster or slower" if low <= 1 < high else "is faster" if low > 1 else "is not faster"
-    yield f"{gamma}: {_speedup_cell(best)}, decoding {change} if these inputs hold"
+    computed = prediction.computed
+    whose = "" if computed is None else f" by a roofline of {computed.accelerator}"
+    yield f"{gamma}: {_speedup_cell(best)}{whose}, decoding {change} if these inputs hold"
+    if computed is not None and computed.batch > 1:
+        place = (computed.batch, computed.context)
+        (asked,) = (each for each in prediction.loads if (each.concurrency, each.context) == place)
+        yield from () if asked.throughput is None else (f"throughput: {fmt.interval(asked.throughput, 'x')}",)
     emitted, cost = fmt.number(best.tokens_per_round), fmt.number(best.break_even_length)
     least = "no alpha makes it faster"
     if best.break_even_alpha is not None:

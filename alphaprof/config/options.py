@@ -460,7 +460,7 @@ class RooflineCosts(Options):
     tp: Whole = Field(1, ge=1, description="tensor parallel size of the target")
     draft_tp: Whole | None = Field(None, ge=1, description="tensor parallel size of a draft model; default: tp")
     concurrency: BatchSizes = Field(
-        [1, 8, 32, 64, 128, 256], description="sequences per batch: a report says up to which size a draft pays"
+        [1, 2, 4, 8, 16, 32, 64, 128], description="sequences per batch: a report says up to which size a draft pays"
     )
     overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
     preset: str = Field(

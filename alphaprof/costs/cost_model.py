@@ -96,6 +96,12 @@ def _regimes(costs: RooflineCosts, batch: int, target: ModelShape | None, gamma:
         yield f"{beyond} ({CAPTURED}): measure one, or raise max_cudagraph_capture_size"
 
 
+def fits(costs: RooflineCosts, target: ModelShape, batch: int, context: float) -> bool:
+    """Return whether the target's weights and the caches of a batch fit in the memory of the devices."""
+    needed = target.total_weight_bytes + batch * target.cache_bytes(context)
+    return needed <= costs.tp * ACCELERATORS[costs.accelerator].memory
+
+
 def roofline_rows(
     target: ModelShape,
     drafts: Mapping[str, ModelShape | None],
@@ -252,6 +258,13 @@ class CostModel:
             return dataclasses.replace(self, context=context)
         rows = _roofline(self.manifest, self.options, self.gamma, context)
         return dataclasses.replace(self, context=context, table=StepTable(rows))
+
+    def fits(self, concurrency: int, context: float) -> bool:
+        """Whether a batch fits in memory, which is asked of a roofline alone."""
+        options = self.options
+        return not isinstance(options, RooflineCosts) or fits(
+            options, _shape(TARGET, self.manifest.target, options), concurrency, context
+        )
 
     @property
     def device(self) -> str:

@@ -1,7 +1,7 @@
 """Speedup: decode time without the draft, divided by decode time with it (`costs/rounds.py`), and how sure it is.
 
 Two errors make it unsure: documents are a sample, and step times are measured or computed. Prefill is the same on both sides
-and left out, but for `with_prefill`.
+and left out.
 """
 
 from __future__ import annotations
@@ -388,32 +388,6 @@ class Mix:
         gain = Speedup.of(relative, bounds, timing, sum(map(_doubt, ways)), apart)
         # A document can be at the far end either way, hardly at both: decisions/019.
         return replace(gain, unseen_slower=FAR * gain.unseen_slower, unseen_faster=FAR * gain.unseen_faster)
-
-
-def with_prefill(domain: Domain, prefill: Sequence[tuple[Array, Array]]) -> Speedup | None:
-    """Return speedup of whole requests: the target reads the prompt on both sides, and with the draft a draft model does as
-    well.
-
-    `prefill` [parts]: what that takes target and draft, in units of a decode step, [documents] each; its own error is not in
-    the result's. None where there are no tokens.
-    """
-    if not _covered([domain]):
-        return None
-    parts, sums = parts_of(domain), Sums.of(domain)
-    spent, base = sums.spent, sums.base
-    if base.sum() == 0:
-        return None
-    read = [by_cluster(counts.cluster, *each) for (counts, _), each in zip(parts, prefill, strict=True)]
-    prompts, more = (np.concatenate(side) for side in zip(*read, strict=True))
-    best, worst = _token_bounds(domain)
-    slowest = max(worst, 1 + float((more / np.maximum(prompts, 1e-9)).max()))
-    time = ratio(spent + prompts + more, base + prompts)
-    # What is decoding of the time with the draft, and of that without; the rest is exact.
-    decoding, before = float(spent.sum() / (spent + prompts + more).sum()), float(base.sum() / (base + prompts).sum())
-    each = _spent_on([domain], [sums], [1.0])
-    with_draft, plain = ([one._replace(shares=share * one.shares) for one in each] for share in (decoding, before))
-    timing = _timing_error(with_draft, _plain(plain))
-    return Speedup.of(time, [(min(best, 1.0), slowest)], timing, decoding * _doubt([domain]))
 
 
 class Spent(NamedTuple):

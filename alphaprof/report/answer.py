@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alphaprof.render.blocks import OfOneText
+from alphaprof.report.loads import AtLoad
 from alphaprof.report.verdict import VerdictName
 from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.stats.estimate import Interval
@@ -106,22 +107,11 @@ class Result(Answer, OfOneText):
     spans: dict[str, SpanAcceptance]  # by name; empty if none are configured
     gammas: tuple[GammaResult, ...]  # empty if rounds are not defined (off-policy text, lossy rules)
     chosen: bool  # gamma was chosen on these documents: each half is tested as the other one chose
-    load: tuple[AtConcurrency, ...]  # empty if step times of one concurrency are all there is
-    pays_up_to: int | None  # the last concurrency whose lower bound reaches decision.min_speedup; None: not the first
 
     @property
     def own(self) -> bool:
         """Whether the target wrote the text: mismatches and impossible tokens are only counted on that."""
         return self.mismatches is not None or self.impossible is not None
-
-
-@dataclass(frozen=True)
-class AtConcurrency:
-    """The largest speedup at one concurrency."""
-
-    concurrency: int  # sequences decoded at a time
-    gamma: int | None  # of the largest speedup
-    speedup: Interval | None  # of decoding, at gamma, with the one-sided bounds that decide
 
 
 @dataclass(frozen=True)
@@ -176,7 +166,7 @@ class Traffic:
     break_even_length: float | None  # tokens per round from which decoding is faster
     length_correlation: float | None  # rank correlation of length and time per token; None: none is shown (p >= .01)
     served_dtype: str | None  # that the target is served in, if another one was measured: then nothing is decided
-    load: tuple[AtConcurrency, ...]  # of the chosen draft
+    load: tuple[AtLoad, ...]  # of the chosen draft, by concurrency at the traffic's own context
     pays_up_to: int | None  # the last concurrency whose lower bound reaches decision.min_speedup; None: not the first
     only: OnFor | None  # domains to which the draft is better confined; None: no such domains are surely known
     slow: tuple[str, ...]  # drafts that are NO-GO in every domain

@@ -13,7 +13,7 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import UNTIMED, StepTimes, free_draft, round_costs
 from alphaprof.costs.speedup import Domain, Mix, Speedup, speedup
 from alphaprof.report import speeds
-from alphaprof.report.answer import AtConcurrency, GammaResult, Result, SpanAcceptance
+from alphaprof.report.answer import GammaResult, Result, SpanAcceptance
 from alphaprof.report.verdict import Decision, Pair, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.run.manifest import DraftFacts
@@ -55,12 +55,11 @@ def build_result(
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
     alpha = pooled_share(pool.cluster, pool["accepted"], pool["proposals"], question.confidence) if pool.observed else None
     by_gamma: tuple[GammaResult, ...] = ()
-    load: tuple[AtConcurrency, ...] = ()
     best, decision = None, no_decision(not_defined(rule.id, pool.policy, key.facts))
     if pool.defined:
         # The textbook formula is of acceptance that is the same at every depth: not of a head's.
         iid_alpha = alpha.value if alpha and coverage == 1 and not key.facts.by_depth else None
-        by_gamma, load, best, decision = _round_results(key, pool, iid_alpha, question, gammas, judged)
+        by_gamma, best, decision = _round_results(key, pool, iid_alpha, question, gammas, judged)
     greedy, sampled = (pool.scored and pool.policy == policy for policy in (GREEDY, SAMPLED))
     decisive = question.rule_for(pool.policy)
     decides = decisive == rule.id
@@ -106,8 +105,6 @@ def build_result(
         },
         gammas=by_gamma,
         chosen=question.chooses([(key.draft, gamma) for gamma in key.facts.lengths(question.gammas(gammas))]),
-        load=load,
-        pays_up_to=speeds.pays_up_to(load, question.min_speedup),
     )
 
 
@@ -118,35 +115,32 @@ def _round_results(
     question: Question,
     gammas: Sequence[int],
     judged: tuple[Pair | None, Decision] | None,
-) -> tuple[tuple[GammaResult, ...], tuple[AtConcurrency, ...], int | None, Decision]:
-    """Return the rounds of a pool that has any: by gamma, by concurrency, the gamma that was chosen, and the decision on it.
-    `alpha`: where the textbook formula applies.
+) -> tuple[tuple[GammaResult, ...], int | None, Decision]:
+    """Return the rounds of a pool that has any: by gamma, the gamma that was chosen, and the decision on it. `alpha`: where
+    the textbook formula applies.
     """
     draft, mix = key.draft, Mix.of({key.domain: 1.0})
     candidates = {draft: {key.domain: pool}}
     costs = key.costs.of_domain(key.domain) if key.costs and key.rule.rule.timed else None
     timing = costs.timing(question.concurrency) if costs else UNTIMED
-    times, prefill = timing.times.get(draft), speeds.prefill_times(pool, costs, draft) if costs else None
+    times = timing.times.get(draft)
     best, decision = judged or judge(candidates, timing, mix, question, gammas)
     by_gamma = []
     for gamma in key.facts.lengths(gammas):
         domain: Domain | None = mix.decoded([pool.counts(gamma)], times)[0] if times is not None else None
-        read, faster = None if prefill is None else [prefill], mix.routed([domain]) if domain else None
+        faster = mix.routed([domain]) if domain else None
         shown = speeds.deciding_interval(faster, question.confidence)
         if best is not None and gamma == best[1] and decision.tested is not None and decision.tested.domains:
-            (domain,), shown, faster = decision.tested.domains, decision.bounds, decision.tested.named
-            if prefill is not None and decision.tested.rows is not None:
-                read = [(prefill[0][rows[key.domain]], prefill[1][rows[key.domain]]) for rows in decision.tested.rows]
-        request = speeds.request_speedup(domain, read, question.concurrency) if domain else None
+            shown, faster = decision.bounds, decision.tested.named
+        request = speeds.of_requests(shown, [pool], None, costs, draft, question.concurrency) if shown and costs else None
         by_gamma.append(_gamma(pool, gamma, times, (faster, shown), request, alpha, question.confidence))
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth
         by_gamma = [dataclasses.replace(item, accepted_per_drafted=None) for item in by_gamma]
-    load = speeds.by_concurrency(candidates, costs, mix, question, gammas, (best, decision))
     if times is None:
         decision = no_decision(without_times([key.rule.id], timing.lacks([draft])))
     if doubt := contradiction(pool):
         decision = no_decision(doubt)
-    return tuple(by_gamma), load, best[1] if best else None, decision
+    return tuple(by_gamma), best[1] if best else None, decision
 
 
 def contradiction(pool: DocumentTotals) -> str:
@@ -179,7 +173,7 @@ def _gamma(
     gamma: int,
     times: StepTimes | None,
     speedups: tuple[Speedup | None, Interval | None],
-    request: Speedup | None,
+    request: Interval | None,
     alpha: float | None,
     confidence: float,
 ) -> GammaResult:
@@ -204,7 +198,7 @@ def _gamma(
         draft_cost=times.c() if times else None,
         verify_cost=times.v(gamma) if times else None,
         speedup=shown,
-        request_speedup=speeds.deciding_interval(request, confidence),
+        request_speedup=request,
         of_documents=speeds.of_documents(counts, mixed) if mixed else None,
         reached=tuple(float(count) if count >= 0 else None for count in tested),
         marginal=tuple(float(count / drafted[0]) if drafted[0] > 0 else None for count in accepted),

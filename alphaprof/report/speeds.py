@@ -1,4 +1,4 @@
-"""Speedups of one draft at every gamma and concurrency, of whole requests, and of single documents."""
+"""Intervals of speedups, speedups of whole requests, and of single documents."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import StepTimes, time_spent
-from alphaprof.costs.speedup import Domain, Mix, Speedup, parts_of, with_prefill
+from alphaprof.costs.speedup import Speedup
 from alphaprof.costs.steps import TARGET
-from alphaprof.report.answer import AtConcurrency, DocumentSpeedups
-from alphaprof.report.verdict import Decision, Pair, Pools, Question, judge
+from alphaprof.report.answer import DocumentSpeedups
+from alphaprof.report.loads import throughput
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
@@ -40,66 +40,31 @@ def deciding_interval(speedup: Speedup | None, confidence: float) -> Interval | 
     return None if speedup is None else Interval(speedup.value, *speedup.deciding(1 - confidence))
 
 
-def by_concurrency(
-    candidates: Pools,
-    costs: CostModel | None,
-    mix: Mix,
-    question: Question,
-    gammas: Sequence[int],
-    asked: tuple[Pair | None, Decision],
-) -> tuple[AtConcurrency, ...]:
-    """Return what the one draft of `candidates` reaches at every concurrency that it was timed at, judged as the verdict is,
-    which is `asked`; nothing if there are times of one concurrency alone.
+def of_requests(
+    speedup: Interval,
+    pools: Sequence[DocumentTotals],
+    weights: Sequence[float] | None,
+    costs: CostModel,
+    draft: str,
+    concurrency: int,
+    longer: int = 0,
+) -> Interval | None:
+    """Return the speedup of whole requests from that of decoding: prompts, `longer` by so many tokens, are read one by one,
+    by the target and by a draft model, and each request takes its share of the batch's steps. None if no prefill was timed.
+    `weights`: shares of output tokens of the pools; None: as the documents have them.
     """
-    if costs is None or len(costs.concurrencies) < 2:
-        return ()
-    each, (draft,) = [], candidates
-    for concurrency in costs.concurrencies:
-        timing = costs.timing(concurrency)
-        if draft not in timing.times:
-            continue
-        pair, decision = asked
-        if concurrency != question.concurrency:
-            pair, decision = judge(candidates, timing, mix, question, gammas)
-        each.append(AtConcurrency(concurrency, pair[1] if pair and decision.speedup else None, decision.bounds))
-    return tuple(each)
-
-
-def pays_up_to(concurrencies: Sequence[AtConcurrency], least: float) -> int | None:
-    """Return the last concurrency before the first one at which the speedup's lower bound is below `least`; None: not even
-    the first one reaches it.
-    """
-    last = None
-    for item in concurrencies:
-        if item.speedup is None or item.speedup.low < least:
-            return last
-        last = item.concurrency
-    return last
-
-
-def prefill_times(pool: DocumentTotals, costs: CostModel, draft: str) -> tuple[Array, Array] | None:
-    """Prefill of each document's prompt by target and draft, in ms, [documents] each; 0 for a draft without steps. None if
-    no prefill was timed.
-    """
-    facts = costs.manifest.drafts[draft]
+    facts, spent = costs.manifest.drafts[draft], list[tuple[float, float]]()
     model = facts.hybrid.then if facts.hybrid is not None else draft
-    target, own = (costs.table.prefill_ms(each, pool["prompt_tokens"]) for each in (TARGET, model))
-    if target is None or (own is None and facts.has_steps):
-        return None
-    return target[0], own[0] if own is not None else np.zeros(len(pool.cluster))
-
-
-def request_speedup(domain: Domain, prefill: Sequence[tuple[Array, Array]] | None, concurrency: int) -> Speedup | None:
-    """Time of whole requests without the draft / with it: prompts are read one by one, by the target and by a draft model,
-    and each request takes its share of the batch's decode steps. `prefill` [parts]: see `prefill_times`; None: no result
-    either.
-    """
-    if prefill is None:
-        return None
-    steps = [times.decode.ms / concurrency for _, times in parts_of(domain)]  # of one sequence
-    return with_prefill(
-        domain, [(target / step, draft / step) for (target, draft), step in zip(prefill, steps, strict=True)]
-    )
+    for pool in pools:
+        tokens = np.maximum(pool["prompt_tokens"] + longer, 0)
+        target, own = (costs.table.prefill_ms(each, tokens) for each in (TARGET, model))
+        if target is None or (own is None and facts.has_steps):
+            return None
+        spent.append((float(target[0].sum()), float(own[0].sum()) if own is not None else 0.0))
+    step = costs.times(concurrency)[draft].decode.ms / concurrency  # of one sequence
+    decoding = np.array([step * pool["tokens"].sum() for pool in pools])
+    scale = np.array(weights) / sum(weights) / decoding if weights else np.full(len(pools), 1 / decoding.sum())
+    return throughput(speedup, *(scale @ np.array(spent)).tolist())
 
 
 def of_documents(counts: RoundCounts, times: StepTimes) -> DocumentSpeedups | None:

@@ -16,8 +16,10 @@ from alphaprof.costs.rounds import UNTIMED, StepTimes, Timing, free_draft, witho
 from alphaprof.costs.speedup import Domain, Mix, Speedup, parts_of, spent_and_base
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.render.format import short
-from alphaprof.report.answer import Answer, AtConcurrency, AtGamma, DomainAnswer, DraftAnswer, OnFor, Traffic
-from alphaprof.report.speeds import by_concurrency, deciding_interval, pays_up_to, tokens_interval
+from alphaprof.report.answer import Answer, AtGamma, DomainAnswer, DraftAnswer, OnFor, Traffic
+from alphaprof.report.loads import AtLoad, pays_up_to
+from alphaprof.report.schedule import GammaByLoad
+from alphaprof.report.speeds import deciding_interval, tokens_interval
 from alphaprof.report.verdict import (
     AUTO,
     CrossFit,
@@ -151,11 +153,9 @@ class Judge:
             reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
         timed = best if best is not None and best[0] in timing.times else None
         named, free = decision.tested.named if decision.tested else None, None
-        load: tuple[AtConcurrency, ...] = ()
         if best is not None:
-            chosen = {best[0]: candidates[best[0]]}
-            free = _tokens_per_round(chosen, best, mix)
-            load = by_concurrency(chosen, self.costs, mix, question, self._gammas, (best, decision))
+            free = _tokens_per_round(candidates, best, mix)
+        load = self.loads()
         traffic = Traffic(
             min_speedup=question.min_speedup,
             weights=dict(self.weights),
@@ -172,6 +172,20 @@ class Judge:
             slow=tuple(self._slow()) if timed else (),
         )
         return self.answer(None, (best, replace(decision, reason=reason))), traffic
+
+    def loads(self, *, everywhere: bool = False) -> tuple[AtLoad, ...]:
+        """Return the gamma by concurrency of the draft that is chosen for the whole traffic, at the traffic's own context or
+        `everywhere`, as `GammaByLoad.at_loads` does.
+        """
+        if self.undecidable or self.costs is None or not self.timing.times:
+            return ()
+        (best, decision), question = self.judged(None, list(self.candidates)), self._question
+        if best is None:
+            return ()
+        pools = [self.candidates[best[0]][domain] for domain in self.mix.domains]
+        gammas = [gamma for gamma in question.gammas(self._gammas) if all(pool.has(gamma) for pool in pools)]
+        load = GammaByLoad(best[0], pools, self.mix, self.costs, gammas, question.confidence)
+        return tuple(load.at_loads(question.concurrency, best[1], decision.bounds, everywhere=everywhere))
 
     def _slow(self) -> Iterator[str]:
         """Yield the drafts that are NO-GO in every domain."""

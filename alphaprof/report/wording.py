@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from alphaprof.costs.cost_model import Cost
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import text_name
-from alphaprof.report.answer import AtConcurrency, GammaResult, Result, RunFacts
+from alphaprof.report.answer import GammaResult, Result, RunFacts
 from alphaprof.report.build import Report, RunReport
+from alphaprof.report.loads import AtLoad
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import DraftFacts
+from alphaprof.stats.estimate import Interval
 
 FEW = 20  # drafts: a share of fewer says little
 FEW_MARK = "'"
@@ -60,16 +62,19 @@ def on_for(report: Report) -> Iterator[str]:
         yield f"on for {domains} only: {fmt.interval(only.speedup, 'x')}"
 
 
-def best_at(item: AtConcurrency) -> str:
-    """Return the best gamma's speedup, and that gamma."""
-    return fmt.NOTHING if item.speedup is None else f"{fmt.interval(item.speedup, 'x')} ({item.gamma})"
-
-
 def charged(cost: Cost) -> str:
     """Return what a batch pays for in a verification."""
     if cost.padded:
         return "verification: gamma + 1 tokens of every sequence, whatever it drafts"
     return "verification: one step for the tokens of all sequences in the batch, which draft independently"
+
+
+def throughput_of(report: Report, loads: Sequence[AtLoad], value: Interval | None = None) -> str:
+    """Return what a speedup of throughput is of, behind its value if that is given, or why none is known."""
+    if not any(load.throughput for load in loads):
+        return "throughput is not known: no prefill was timed"
+    shown = "" if value is None else f" {fmt.interval(value, 'x')}"
+    return f"throughput{shown}: prefills of all sequences included, outputs of {report.run.mean_length or 0:.0f} tokens"
 
 
 def timed(report: Report) -> bool:

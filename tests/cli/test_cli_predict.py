@@ -45,7 +45,7 @@ def as_json(prediction: Prediction) -> Any:
 
 def rows(text: str) -> dict[int, list[str]]:
     """The cells behind each gamma in the terminal's table."""
-    lines = (line.split() for line in text.splitlines() if re.match(r" +\d+ ", line))
+    lines = (line.split() for line in text[text.index("by gamma\n") :].splitlines() if re.match(r" +\d+ ", line))
     return {int(cells[0]): cells[1:] for cells in lines}
 
 
@@ -74,7 +74,7 @@ def test_every_cost_reaches_the_formula(console_script: Runner) -> None:
 def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
     found = json.loads(printed(console_script, *CLAIM, "--format", "json"))
     assert found == as_json(build_prediction(0.75, RoundCost(0.04)))
-    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "3.0", 7)
+    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "3.1", 7)
     assert (found["alpha"], found["coverage"], found["engine_rate"]) == (0.75, 1.0, None)
     assert found["cost"] == {"draft": 0.04, "verify": 1.0, "overhead": 0.0}
     item = found["gammas"][3]
@@ -90,7 +90,7 @@ def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
         "low": None,
         "high": None,
     }
-    assert (found["computed"], found["rates"]) == (None, [])
+    assert (found["computed"], found["rates"], found["loads"]) == (None, [], [])
 
 
 def test_a_draft_that_proposes_at_some_positions_only_is_given_its_coverage(console_script: Runner) -> None:
@@ -191,6 +191,39 @@ def test_a_model_card_and_two_configs_give_a_speedup_with_its_interval(console_s
     assert "decoding may be faster or slower if these inputs hold" in poor
     elsewhere = json.loads(printed(console_script, *CARD, *length, "--accelerator", "l4", "--format", "json"))
     assert elsewhere["gammas"][0]["high"] / elsewhere["gammas"][0]["speedup"] == pytest.approx(1.25**2)
+
+
+def test_the_gamma_of_every_load_comes_first(console_script: Runner) -> None:
+    """Each load is that of a prediction of its own; neighbors share a gamma that is not surely slower."""
+    rates = ("--rates", "0.5,0.2,0.1", "--accelerator", "a100-80gb")
+    found = json.loads(printed(console_script, *CARD, *rates, "--format", "json"))
+    loads, changes = {(each["concurrency"], each["context"]): each for each in found["loads"]}, set()
+    assert {size for size, _ in loads} == {1, 2, 4, 8, 16, 32, 64, 128}
+    assert {context for _, context in loads} == {1024, 4096, 16384, 65536}
+    assert (128, 1024) in loads
+    assert (128, 4096) not in loads  # 69 GB of caches beside 16 GB of weights
+    for batch, context in ((1, 1024), (64, 1024), (8, 16384)):
+        place = ("--batch", batch, "--context", context)
+        alone, load = json.loads(printed(console_script, *CARD, *rates, *place, "--format", "json")), loads[batch, context]
+        by_gamma = {item["gamma"]: item for item in alone["gammas"]}
+        item, cost = by_gamma[load["gamma"]], alone["computed"]
+        assert load["speedup"] == pytest.approx({"value": item["speedup"], "low": item["low"], "high": item["high"]})
+        sure = cost["factor"] ** 0.115  # the share of the error that is each step's own
+        assert max(each["speedup"] for each in by_gamma.values()) <= sure * item["speedup"]
+        plain, read = 256 * cost["decode_ms"], batch * (cost["prefill_ms"] + cost["draft_prefill_ms"])
+        whole = (plain + batch * cost["prefill_ms"]) / (plain / item["speedup"] + read)
+        assert load["throughput"]["value"] == pytest.approx(whole)
+        changes.add(load["gamma"])
+    assert len(changes) > 1
+    text = printed(console_script, *CARD, *rates)
+    assert text.startswith(
+        "head-llama-3.1-8b.json by a roofline of a100-80gb: best gamma, speedup of decoding / of throughput"
+    )
+    assert "n/a: no step times there, or its caches exceed the memory" in text
+    assert f"throughput: {loads[8, 1024]['throughput']['value']:.2f}x [" in text
+    never = printed(console_script, *CARD, "--rates", "0.02")
+    assert "off: decoding is faster without the draft" in never
+    assert "throughput: 0" not in never
 
 
 def test_rates_by_depth(console_script: Runner) -> None:

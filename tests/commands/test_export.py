@@ -337,12 +337,12 @@ def test_a_gamma_that_is_named_has_no_schedule_beside_it(run: Run, tmp_path: Pat
 
 
 def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(run: Run, tmp_path: Path) -> None:
-    config = table(tmp_path / "times.csv", run, batches=(2, 10))
+    config = table(tmp_path / "times.csv", run, batches=(2, 7))
     config |= {"decision": config["decision"] | {"concurrency": 2}}
     found = export(RunDraft(run, "small").asked(config), "vllm-config", domain="code")
     schedule = json.loads(found.text)["num_speculative_tokens_per_batch_size"]
-    assert (schedule[0][0], schedule[-1][1:]) == (1, [10, 1])
-    assert any("uses gamma 1 beyond 10 sequences" in warning for warning in found.warnings)
+    assert (schedule[0][0], schedule[-1][1:]) == (1, [7, 1])
+    assert any("uses gamma 1 beyond 7 sequences" in warning for warning in found.warnings)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

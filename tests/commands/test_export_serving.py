@@ -76,7 +76,7 @@ def test_the_configuration_of_vllm_to_the_letter(run: Run, tmp_path: Path) -> No
         '  "num_speculative_tokens": 3,\n'
         '  "draft_sample_method": "greedy",\n'
         '  "rejection_sample_method": "standard",\n'
-        '  "num_speculative_tokens_per_batch_size": [[1, 5, 3], [6, 9, 1], [10, 16, 0]]\n'
+        '  "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 7, 1], [8, 16, 0]]\n'
         "}\n"
     )
     assert written(RunDraft(run, "lookup"), "vllm-config", gamma=3) == (

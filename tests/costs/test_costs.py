@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.costs.rounds import NOTHING, StepTime
-from alphaprof.costs.speedup import Mix, speedup, with_prefill
+from alphaprof.costs.speedup import Mix, speedup
 from alphaprof.costs.steps import StepRow, StepTable, Unmeasured
 from alphaprof.totals.replay import RoundCounts
 from tests.loops import each
@@ -149,7 +149,6 @@ def test_rounds_without_times_have_no_speedup() -> None:
             assert (mix.value(way) is not None) == known
             assert (mix.gain(ways[3], way) is not None) == known
     assert speedup([rounds[4]], [1.0], times) is None
-    assert with_prefill((rounds[4], times), [(np.ones(1), np.ones(1))]) is None
 
 
 def test_batches_without_enough_tokens_are_passed_over() -> None:

@@ -28,7 +28,7 @@ from alphaprof.costs.rounds import (
     time_spent,
     without_draft,
 )
-from alphaprof.costs.speedup import Decoded, Mix, Speedup, speedup, total_times, with_prefill
+from alphaprof.costs.speedup import Decoded, Mix, Speedup, speedup, total_times
 from alphaprof.totals.replay import RoundCounts
 from tests.loops import each
 
@@ -142,7 +142,6 @@ def figures(seed: int) -> dict[str, list[float]]:
     steps = time_by_step(counts, times)
     known = Timing({"x": whole[0]}, "", {}, ({"x": halves[0][0]}, {"x": halves[1][0]}))
     apart, tail = halves_disagree(known, "x", gamma), slow_tail(whole[0], gamma)
-    prompts = [(rng.random_sample(len(counts.tokens)) * 9, rng.random_sample(len(counts.tokens)) * 3)]
     off = [ways[0][0], *(without_draft(*each) for each in ways[0][1:])]
     found: dict[str, list[float]] = {
         "round_costs": round_costs(times, gamma).tolist() + round_costs(whole[0], gamma).tolist(),
@@ -162,7 +161,6 @@ def figures(seed: int) -> dict[str, list[float]]:
         "mixed": said(mix.routed(ways[0])),
         "gain": said(mix.gain(*ways)),
         "on for one": said(mix.routed(off)) + said(mix.gain(ways[0], off)),
-        "with_prefill": said(with_prefill(ways[0][0], prompts)),
         "costs_by_round": costs_by_round(whole[0], gamma).tolist(),
         "halves_disagree": [*apart.costs, apart.rounds] if apart else [],
         "slow_tail": [tail.mean_ms, tail.median_ms, tail.more] if tail else [],

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from alphaprof.costs.rounds import StepTime, StepTimes, cost_bounds, free_draft, round_costs, time_by_step, time_spent
-from alphaprof.costs.speedup import Decoded, Mix, Speedup, speedup, spent_and_base, with_prefill
+from alphaprof.costs.speedup import Decoded, Mix, Speedup, speedup, spent_and_base
 from alphaprof.costs.timing import median_error, step_times
 from alphaprof.stats.estimate import ratio
 from alphaprof.totals.replay import RoundCounts, Trace, expected_replays, replay, run_lengths
@@ -379,7 +379,7 @@ def test_intervals_of_the_times_of_two_halves_hold_the_truth_as_often_as_they_sa
 @each("times", [TIMES, SEARCHING, dataclasses.replace(TIMES, draft_after_full=StepTime(3.0, 0.04)), in_rounds(NOISE)])
 @each("mix", MIXES)
 def test_a_domain_in_two_parts_that_are_decoded_alike_is_the_whole(times: StepTimes, mix: Mix) -> None:
-    """Value, errors, freedom, bounds and all; so for its part in the time that reading prompts takes, and for a gain."""
+    """Value, errors, freedom, bounds and all; so for a gain."""
     plain = [(each, times) for each in NUMBERED]
     parts = [in_two_parts(each, times, times) for each in NUMBERED]
     assert dataclasses.astuple(mix.routed(parts)) == pytest.approx(dataclasses.astuple(mix.routed(plain)))
@@ -388,24 +388,6 @@ def test_a_domain_in_two_parts_that_are_decoded_alike_is_the_whole(times: StepTi
     whole = mix.gain(plain, [(each, dearer) for each in NUMBERED])
     halved = mix.gain(parts, [in_two_parts(each, dearer, dearer) for each in NUMBERED])
     assert dataclasses.astuple(halved) == pytest.approx(dataclasses.astuple(whole))
-    prompts = np.array([9.0, 8.0, 7.0]), np.array([3.0, 2.0, 1.0])
-    split = [tuple(side[:1] for side in prompts), tuple(side[1:] for side in prompts)]
-    read, apart = with_prefill(plain[1], [prompts]), with_prefill(parts[1], split)
-    assert dataclasses.astuple(apart) == pytest.approx(dataclasses.astuple(read))
-
-
-def test_prompts_share_in_the_error_of_rounds() -> None:
-    """Reading 90 and 30 steps' worth is exact: a decode step twice as long makes the base of 10 tokens 20 of 110."""
-    noise = np.ones((5, 9))
-    noise[0] = np.linspace(0.9, 1.1, 9)
-    times = in_rounds(noise, SEARCHING)
-    count = len(HAND.tokens)
-    found = with_prefill((HAND, times), [(np.full(count, 9.0), np.full(count, 3.0))])
-    base, plain = float(HAND.tokens.sum()), count * 9.0
-    spent = time_spent(HAND, times).sum() + count * 12.0
-    decode = time_by_step(HAND, times)[0]
-    logs = np.log((plain + base * noise[0]) / (plain + base)) - np.log1p(decode * (noise[0] - 1) / spent)
-    assert (found.timing_error, found.timing_freedom) == pytest.approx(median_error(logs, 0.0))
 
 
 @given(documents)

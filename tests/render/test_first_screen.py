@@ -7,6 +7,7 @@ import dataclasses
 import re
 from pathlib import Path
 from string import Formatter
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -80,7 +81,17 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
     notes = tuple(
         Note(code, "a long message about a run. " * 20, "do") for code in ("skipped", "wiring", "partial", "other")
     )
-    for each in (report, build_report(wide), changed(report, notes=notes)):
+    assert report.times is not None
+    load = tuple(dataclasses.replace(item, throughput=item.speedup) for item in report.traffic.load)
+    computed = changed(
+        report,
+        times=dataclasses.replace(report.times, source="roofline", device="h200", factor=1.25),
+        traffic=dataclasses.replace(report.traffic, load=load, alike=(2, 3, 4)),
+        notes=notes,
+    )
+    assert "Pays if" in as_first_screen(computed)
+    assert "throughput 1" in as_first_screen(computed)
+    for each in (report, build_report(wide), changed(report, notes=notes), computed):
         lines = as_first_screen(each).splitlines()
         assert len(lines) <= 40
         assert widest(lines) <= 100
@@ -111,8 +122,53 @@ def test_the_first_line_is_the_verdict_on_the_whole_traffic(two: Run) -> None:
     assert first.startswith(f"{report.answer.verdict}  ")
     answer = report.answer
     assert f"{answer.draft} overall, {answer.gamma} speculative tokens: {fmt.interval(answer.speedup, 'x')}" in first
-    assert first.endswith(" with Hugging Face, threshold 1.1x")
+    assert first.endswith(" measured here on CPU, threshold 1.1x")
     assert "Hugging Face on this machine, not your engine" in as_first_screen(report)
+
+
+def test_the_verdict_names_whose_times_it_rests_on_and_what_a_round_may_cost(two: Run, tmp_path: Path) -> None:
+    """Unless the times are those of the user's engine; with what was measured elsewhere only of a like pair."""
+    report = build_report(two)
+    assert report.times is not None
+    tokens = f"{report.answer.tokens_per_round.value:.2f}"
+
+    def about(source: str, **times: Any) -> tuple[str, str]:
+        assert report.times is not None
+        screen = first_screen(changed(report, times=dataclasses.replace(report.times, source=source, **times)))
+        return screen.about[0].split("]")[1], (*screen.about, "")[1]
+
+    pays = f"Pays if a round costs less than {tokens} decode steps"
+    assert about("measured") == (" measured here on CPU, threshold 1.1x", pays)
+    assert about("roofline", device="h200", factor=1.25) == (" by a roofline of h200, threshold 1.1x", pays)
+    for source, words in (("table", " by your table cpu"), ("vllm", " by vLLM 1.2 timed here")):
+        first, second = about(source, engine="vLLM 1.2")
+        assert (first, "Pays" in second) == (f"{words}, threshold 1.1x", False)
+    answer = dataclasses.replace(report.answer, draft="small", gamma=4)
+    head = dataclasses.replace(report.run.draft_models["small"], depths=4)
+    assert head.by_depth
+    target = dataclasses.replace(report.run.target_model, parameters=8_030_000_000, dtype="bfloat16")
+    for facts, own, known in ((head, target, True), (head, report.run.target_model, False), (None, target, False)):
+        models = report.run.draft_models | ({"small": facts} if facts else {})
+        run = dataclasses.replace(report.run, draft_models=models, target_model=own)
+        line = first_screen(changed(report, run=run, answer=answer)).about[1]
+        assert line == pays + (" (vLLM on H100: about 1.3)" if known else "")
+
+
+def test_at_several_sequences_the_speedup_of_throughput_stands_below(two: Run, tmp_path: Path) -> None:
+    times = table_of_engine(tmp_path, ("small",), ("ngram",))
+    without = asked(two, *times, "decision.draft=small", "decision.concurrency=16", "decision.min_speedup=1.01")
+    assert "throughput is not known: no prefill was timed" in first_screen(without).about
+    file = tmp_path / "h100.csv"
+    file.write_text(f"{file.read_text()}target,prefill,16,1,0,2.0\nsmall,prefill,16,1,0,0.5\n", encoding="utf-8")
+    report = asked(two, *times, "decision.draft=small", "decision.concurrency=16", "decision.min_speedup=1.01")
+    load = {item.concurrency: item for item in report.traffic.load}
+    assert all(item.throughput.value < item.speedup.value for item in load.values() if item.gamma)
+    line = f"throughput {fmt.interval(load[16].throughput, 'x')}: prefills of all sequences included, outputs of "
+    assert f"{line}{report.run.mean_length:.0f} tokens" in first_screen(report).about
+    name, cells = first_screen(report).load.rows[2]
+    assert (name, cells["16"]) == ("throughput", f"{load[16].throughput.value:.2f}x")
+    one = asked(two, *times, "decision.draft=small")
+    assert not any("throughput" in line for line in first_screen(one).about)
 
 
 def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_enough(two: Run, tmp_path: Path) -> None:
@@ -159,10 +215,10 @@ def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> Non
         only = OnFor(domains, Interval(1.31, 1.22, 1.4), Interval(1.1, 1.02, 1.2))
         return changed(report, traffic=dataclasses.replace(report.traffic, only=only))
 
-    assert first_screen(confined("code")).about[1] == "on for code only: 1.31x [1.22, 1.40]"
+    assert first_screen(confined("code")).about[2] == "on for code only: 1.31x [1.22, 1.40]"
     first, second = (item.answer.domain for item in report.domains)
     line = f"on for {first}, {second} only: 1.31x [1.22, 1.40]"
-    assert as_first_screen(confined("chat", "code")).splitlines()[3].strip() == line
+    assert as_first_screen(confined("chat", "code")).splitlines()[4].strip() == line
     assert list(verdict.draw(confined("chat", "code")))[-1] == line
 
 
@@ -186,7 +242,7 @@ def test_gammas_without_a_clear_difference_stand_below_the_verdict_and_beside_th
     text, several, alone = "γ 2 to 4: no clear difference", alike(2, 3, 4), alike(4)
     assert several.serve is not None
     assert alone.serve is not None
-    assert (several.about[1], text in several.serve[1]) == (text, True)
+    assert (several.about[2], text in several.serve[1]) == (text, True)
     assert "no clear difference" not in f"{alone.about} {alone.serve}"
 
 
@@ -201,7 +257,7 @@ def test_what_the_halves_disagree_about_stands_below_the_verdict(two: Run) -> No
     text = "one half of the documents prefers a with 3 speculative tokens, the other b with 4 speculative tokens"
     report = build_report(two)
     traffic = dataclasses.replace(report.traffic, disagreement=text, alike=())
-    assert first_screen(changed(report, traffic=traffic)).about[1] == text
+    assert first_screen(changed(report, traffic=traffic)).about[2] == text
 
 
 def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: Run) -> None:
@@ -225,7 +281,7 @@ def test_an_end_is_not_rounded_to_the_other_side_of_what_was_asked(two: Run) -> 
     report = build_report(two)
     assert report.traffic.min_speedup == 1.1
     below = changed(report, answer=dataclasses.replace(report.answer, speedup=Interval(1.12, 1.0996, 1.15)))
-    assert f"{report.answer.gamma} speculative tokens: 1.12x [1.0996, 1.15] with " in first_screen(below).about[0]
+    assert f"{report.answer.gamma} speculative tokens: 1.12x [1.0996, 1.15] measured " in first_screen(below).about[0]
     reached = changed(report, answer=dataclasses.replace(report.answer, speedup=Interval(1.12, 1.1004, 1.15)))
     assert "1.12x [1.10, 1.15]" in first_screen(reached).about[0]
 

@@ -54,7 +54,7 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     told = [read(line) for line in text.splitlines()]
     screen, whole, verdict = first_screen(report), report.answer.speedup, report.answer.verdict
     assert told[0].startswith(f"## {SIGNS[OUTCOMES[verdict]]} {verdict}: small overall, 3 speculative tokens: ")
-    assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}] with Hugging Face, threshold 1.1x" in told[0]
+    assert f": {whole.value:.2f}x [{whole.low:.2f}, {whole.high:.2f}] measured here on CPU, threshold 1.1x" in told[0]
     lines = [*screen.about[1:], screen.times, screen.run, *screen.table.below, screen.pays, *(screen.serve or ())]
     assert [line for line in lines if line not in "\n".join(told)] == []
     named, *rows = table_of(text)

@@ -184,7 +184,7 @@ def test_json_holds_the_sections_that_were_asked_for(tmp_path: Path, console_scr
 
     every, some = held(), held("--show", "rules,context,load")
     assert set(every["sections"]) == set(value_types())
-    assert some == every | {"sections": {name: every["sections"][name] for name in ("rules", "context")}}
+    assert some == every | {"sections": {name: every["sections"][name] for name in ("rules", "context", "load")}}
     page, beside = tmp_path / "a.html", tmp_path / "a.json"  # which needs every section, and comes first
     console_script("report", run, "--show", "rules,context,load", "--out", page, "--out", beside)
     assert json.loads(beside.read_text()) == some

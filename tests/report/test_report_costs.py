@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from pathlib import Path
@@ -112,11 +113,13 @@ def context_of(run: Run, domain: str | None = None) -> float:
     return float(((documents["prompt_tokens"] + length / 2) * length).sum() / length.sum())
 
 
-def spent_of(run: Run, domain: str, draft: str, gamma: int, batch: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def spent_of(
+    run: Run, domain: str, draft: str, gamma: int, batch: int, context: float | None = None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Decode times in ms of each document with the draft and without, one round after the other. The other sequences of a
     batch draft as any round of the domain does.
     """
-    frame, context = totals(run, domain, draft), context_of(run, domain)
+    frame, context = totals(run, domain, draft), context_of(run, domain) if context is None else context
     exactly = [-np.diff([row[f"rounds_{gamma}"], *row[f"drafted_depths_{gamma}"], 0.0]) for _, row in frame.iterrows()]
     others = functools.reduce(np.convolve, [np.sum(exactly, 0) / np.sum(exactly)] * (batch - 1), np.ones(1))
     sizes = range(1, gamma + 2)
@@ -155,18 +158,49 @@ def test_times_are_interpolated_at_the_documents_context_and_every_part_of_a_rou
         )
 
 
-def test_speedups_at_every_concurrency(run: Run, report: RunReport) -> None:
-    result = only(report, "code", "small", "strict")
-    assert [item.concurrency for item in result.load] == [1, 16, 64]
-    for item in result.load:
+def test_the_gamma_of_every_load_and_what_it_brings(run: Run) -> None:
+    """By hand, of exact step times: the fastest gamma, or none; whole requests, whose prompts are read one by one."""
+    report = asked(run, draft="small", weights={"code": 1, "chat": 0})
+    load, documents = report.traffic.load, totals(run, "code", "small")
+    assert [item.concurrency for item in load] == [1, 16, 64]
+    for item in load:
         values = {}
         for gamma in run.gammas:
-            spent, plain = spent_of(run, "code", "small", gamma, item.concurrency)
+            spent, plain = spent_of(run, "code", "small", gamma, item.concurrency, context_of(run))
             values[gamma] = plain.sum() / spent.sum()
-        assert item.gamma == max(values, key=lambda gamma: values[gamma])
-        assert item.speedup.value == pytest.approx(values[item.gamma])
-        assert item.speedup.low < item.speedup.value < item.speedup.high
-    assert result.load[0].speedup == at(report, "code", "small", result.load[0].gamma or 0).speedup
+        best = max(values, key=values.__getitem__)
+        assert item.gamma == (best if values[best] >= 1 else 0)
+        if item.gamma:
+            assert item.speedup.value == pytest.approx(values[item.gamma])
+            assert item.speedup.low < item.speedup.value < item.speedup.high
+            spent, plain = spent_of(run, "code", "small", item.gamma, item.concurrency, context_of(run))
+            read = item.concurrency * sum(20 + 0.2 * (tokens - 2) for tokens in documents["prompt_tokens"])
+            whole = (read + plain.sum()) / (1.2 * read + spent.sum())  # the draft reads them too, in a fifth of the time
+            assert item.throughput.value == pytest.approx(whole)
+    assert {item.gamma for item in load} > {0}
+    assert load[0].speedup == report.answer.speedup
+    every = {(item.concurrency, item.context): item for item in report.section("load")}
+    own = load[0].context
+    assert set(every) == set(itertools.product((1, 16, 64), (8, own, 2008)))
+    assert [every[item.concurrency, own] for item in load] == list(load)
+    longest = int((documents["prompt_tokens"] + documents["continuation_tokens"]).max())
+    assert {item.context for item in every.values() if item.beyond} == {2008}
+    assert own < longest < 2008
+    spent, plain = spent_of(run, "code", "small", every[64, 2008].gamma, 64, 2008)
+    assert every[64, 2008].speedup.value == pytest.approx(plain.sum() / spent.sum())
+    lines = as_terminal(report, 120, "load").splitlines()
+    assert next(line for line in lines if line.startswith(" at a time")).split() == [
+        "at",
+        "a",
+        "time",
+        "8",
+        str(own),
+        "2,008",
+        "+",
+    ]
+    row = next(line for line in lines if line.startswith(" 64 "))
+    assert row.split().count("off") == sum(not every[64, context].gamma for context in (8, own, 2008))
+    assert f"{every[64, 2008].gamma}: {every[64, 2008].speedup.value:.2f}x / " in row
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -207,14 +241,12 @@ def test_reports_say_what_a_verification_in_a_batch_is_charged(run: Run) -> None
     shared = "verification: one step for the tokens of all sequences in the batch, which draft independently"
     alone, batch = asked(run, concurrency=1), asked(run, concurrency=16)
     assert shared not in as_terminal(alone, 120, "times")
-    for section in ("times", "load"):
-        assert shared in as_terminal(batch, 120, section)
+    assert shared in as_terminal(batch, 120, "times")
     assert batch.times is not None
     padded = changed(batch, times=dataclasses.replace(batch.times, padded=True))
-    for section in ("times", "load"):
-        shown = as_terminal(padded, 120, section)
-        assert "verification: gamma + 1 tokens of every sequence, whatever it drafts" in shown
-        assert shared not in shown
+    shown = as_terminal(padded, 120, "times")
+    assert "verification: gamma + 1 tokens of every sequence, whatever it drafts" in shown
+    assert shared not in shown
 
 
 def test_an_engine_that_pads_is_one_switch_of_the_step_times(run: Run) -> None:
@@ -333,10 +365,12 @@ def test_prompts_longer_than_any_that_was_timed_are_told(tmp_path: Path) -> None
 
 def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
     part = [row for row in rows() if not (row["model"] == "ngram" and row["batch"] == 1)]
-    report = build_report(timed(tmp_path / "run", part))
+    run = timed(tmp_path / "run", part)
+    report = build_report(run)
     assert at(report, "code", "ngram", 3).speedup is None
     assert "lookup of draft ngram" in only(report, "code", "ngram", "strict").reason
-    assert [item.concurrency for item in only(report, "code", "ngram", "strict").load] == [16, 64]
+    config = run.manifest.config | {"decision": run.manifest.config["decision"] | {"draft": "ngram", "concurrency": 16}}
+    assert [item.concurrency for item in build_report(run, config=config).traffic.load] == [16, 64]
     assert at(report, "code", "small", 3).speedup is not None
     assert report.answer.draft == "small"
     assert "; ngram was left out: " in report.answer.reason
@@ -380,7 +414,7 @@ def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, re
     other = build_report(run, config=config)
     for mine, measured in zip(other.results, report.results, strict=True):
         assert mine.gammas == measured.gammas
-        assert mine.load == measured.load
+    assert other.traffic.load == report.traffic.load
     assert (other.times.source, other.times.device) == ("table", "h100.csv")
     assert "by the step times in h100.csv: " in other.answer.reason
     # Where every target step takes a second, drafting is free: the speedup is tokens per round.
@@ -442,7 +476,7 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     )
     assert memory.kv_share < memory.lost_share < memory.kv_share + 0.05
     assert "cuts the context that fits in memory by " in " ".join(as_terminal(report).split())
-    assert [item.concurrency for item in report.traffic.load] == [1, 8, 32, 64, 128, 256]
+    assert [item.concurrency for item in report.traffic.load] == [1, 2, 4, 8, 16, 32, 64, 128]
 
 
 def test_the_error_of_computed_times_is_part_of_the_interval_and_larger_elsewhere(tmp_path: Path) -> None:

@@ -6,16 +6,15 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from alphaprof.commands.export.formats import RATES
 from alphaprof.commands.export.rates import rates_at
 from alphaprof.commands.export.scope import AUTO, Artefact, ExportScope, scope_of
-from alphaprof.costs.rounds import UNTIMED, free_draft, without_draft
-from alphaprof.costs.speedup import Decoded
+from alphaprof.costs.rounds import UNTIMED, free_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import interval
+from alphaprof.report.schedule import GammaByLoad, Schedule
 from alphaprof.report.serving import LLAMACPP, PASTED, SGLANG, VLLM, why_not_served
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.report.verdict import judge
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from alphaprof.run.manifest import DraftFacts
 
 TOP_TEN = "llama.cpp compares p_min with probabilities among the draft's top ten tokens, so it stops slightly later"
-Schedule = tuple[tuple[int, int, int], ...]  # first and last concurrency, and the gamma there; 0: no gamma is faster
 
 
 @dataclass(frozen=True)
@@ -146,53 +144,14 @@ def export(
 
 
 def gamma_schedule(scope: ExportScope, best: int) -> Schedule | None:
-    """Return the gamma by concurrency, 0 to draft nothing: the `best` one, of the decision, and others from where they
-    clearly differ from it. None if none does, or a gamma was named. A server drafts as many as the largest asks for. If two
-    differ, bisection with interpolated step times finds the place of the change.
+    """Return the gamma by concurrency as `GammaByLoad.schedule` does, `best` being the decision's; None also if a gamma was
+    named, or without step times.
     """
-    if scope.question.gamma != AUTO:
+    if scope.costs is None or scope.question.gamma != AUTO:
         return None
-    known = [size for size in (scope.costs.concurrencies if scope.costs else ()) if scope.times(size) is not None]
-    if len(known) < 2:
-        return None
-    start, stack = scope.question.concurrency, list[tuple[int, int]]()
-    found = {start: _told_apart(scope, start, best)}
-    for side in ([size for size in known if size > start], [size for size in reversed(known) if size < start]):
-        for near, far in pairwise([start, *side]):
-            found[far] = _told_apart(scope, far, found[near])
-            stack.append((near, far))
-    while stack:
-        near, far = stack.pop()
-        if abs(far - near) > 1 and found[near] != found[far]:
-            middle = (near + far) // 2
-            found[middle] = _told_apart(scope, middle, found[near])
-            stack += [(near, middle), (middle, far)]
-    if set(found.values()) == {best}:
-        return None
-    groups = [(list(sizes), gamma) for gamma, sizes in groupby(sorted(found), key=found.__getitem__)]
-    return tuple((sizes[0] if number else 1, sizes[-1], gamma) for number, (sizes, gamma) in enumerate(groups))
-
-
-def _told_apart(scope: ExportScope, concurrency: int, present: int) -> int:
-    """Return the fastest gamma at a concurrency, 0 for no drafts, of those that are faster than the `present` one by the
-    lower bound of their gain, each at its share of what may be wrong; else the present one.
-    """
-    if (times := scope.times(concurrency)) is None:
-        return present
-    pools = scope.pools.values()
-
-    def decoded(gamma: int) -> list[Decoded]:
-        if gamma == 0:
-            return [without_draft(pool.counts(scope.gammas[0]), times) for pool in pools]
-        return scope.mix.decoded([pool.counts(gamma) for pool in pools], times)
-
-    others = [gamma for gamma in (0, *scope.gammas) if gamma != present]
-    tail, gains, now = (1 - scope.question.confidence) / len(others), dict[int, float](), decoded(present)
-    for gamma in others:
-        gain = scope.mix.gain(now, decoded(gamma))
-        if gain is not None and gain.deciding(tail)[0] > 1:
-            gains[gamma] = gain.value
-    return max(gains, key=gains.__getitem__, default=present)
+    pools, confidence = list(scope.pools.values()), scope.question.confidence
+    load = GammaByLoad(scope.side.draft, pools, scope.mix, scope.costs, scope.gammas, confidence)
+    return load.schedule(scope.question.concurrency, best)
 
 
 def _assumptions(scope: ExportScope, served: ServedDraft, to: str) -> Iterator[str]:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
+from alphaprof.costs.cost_model import Cost
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Row, Table, Verdict, table_by_columns
 from alphaprof.report.answer import Answer, DomainAnswer
 from alphaprof.report.build import Report
+from alphaprof.report.loads import OFF, AtLoad
 from alphaprof.report.notes import once_a_code
 from alphaprof.report.sections import ALL, NAMES
 from alphaprof.report.serving import paste_formats
-from alphaprof.report.speeds import pays_up_to
 from alphaprof.report.verdict import MIDDLE, beside
-from alphaprof.report.wording import on_for
+from alphaprof.report.wording import on_for, throughput_of
 from alphaprof.run.notes import RANKS
 from alphaprof.stats.estimate import Interval
 
@@ -32,6 +35,11 @@ MARK = " @1"  # marks acceptance of a head among other drafts
 NAME = 16  # characters of a domain's name in a sentence
 MODEL = 28  # characters of the target's name
 ALONE = "*"  # marks a verdict that does not hold for all domains together
+OWN = ("table", "vllm")  # sources of step times that are the user's engine
+SIXTEEN_BITS = ("bfloat16", "float16")
+# What a round costs in decode steps by γ: medians over three workloads of Llama-3.1-8B with an EAGLE-3 head, one sequence,
+# vLLM 0.23 with full CUDA graphs on an H100 (docs/research/log.md).
+ON_H100 = {1: 1.07, 2: 1.12, 3: 1.22, 5: 1.35, 7: 1.48}
 SAME = "≈"  # marks a next best that is not clearly different
 
 
@@ -90,14 +98,18 @@ def _about(report: Report) -> Iterator[str]:
     needed = f"threshold {traffic.min_speedup:g}x"
     if answer.draft is None or answer.speedup is None:
         yield f"speedup not known, {needed}"
+        yield from filter(None, (_pays_below(report),))
         yield answer.reason
         return
-    here = " with Hugging Face" if report.times and report.times.source == "measured" else ""
     where = " overall" if len(report.domains) > 1 else ""
     faster = _speedup_text(answer.speedup, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
-    yield f"{answer.draft}{where}, {fmt.many(answer.gamma or 0, 'speculative token')}{stop}: {faster}{here}, {needed}"
-    yield from filter(None, (_alike(report), traffic.disagreement))
+    drafted = fmt.many(answer.gamma or 0, "speculative token")
+    yield f"{answer.draft}{where}, {drafted}{stop}: {faster}{_whose(report.times)}, {needed}"
+    yield from filter(None, (_pays_below(report), _alike(report), traffic.disagreement))
+    if report.conditions.concurrency > 1:
+        asked = [item for item in traffic.load if item.concurrency == report.conditions.concurrency and item.gamma]
+        yield from (throughput_of(report, asked, item.throughput) for item in asked)
     yield from on_for(report)
     if stop:
         yield f"with p_min every speedup is the {MIDDLE}; its interval encloses both ends"
@@ -108,6 +120,32 @@ def _about(report: Report) -> Iterator[str]:
         yield f"next: profile {fmt.count(answer.documents_needed)} documents for a 50% chance of a verdict{likely}"
     else:
         yield answer.reason
+
+
+def _whose(cost: Cost | None) -> str:
+    """Return whose step times a speedup rests on, in words."""
+    if cost is None:
+        return ""
+    if cost.source == "measured":
+        return f" measured here on {'CPU' if cost.device == 'cpu' else cost.device}"
+    owner = {"vllm": f"{cost.engine} timed here", "table": f"your table {fmt.short(cost.device, NAME)}"}
+    return f" by {owner.get(cost.source, f'a roofline of {cost.device}')}"
+
+
+def _pays_below(report: Report) -> str:
+    """Return what a round may cost, beside what it costs elsewhere if that was measured; empty where step times are those of
+    the user's engine.
+    """
+    answer, facts = report.answer, report.run.target_model
+    if answer.tokens_per_round is None or answer.draft is None or (report.times and report.times.source in OWN):
+        return ""
+    head, elsewhere = report.run.draft_models[answer.draft], ""
+    usual = 7e9 <= (facts.parameters or 0) <= 9e9 and not (facts.shape or {}).get("experts") and facts.dtype in SIXTEEN_BITS
+    known = usual and head.by_depth and not head.in_one_step and report.conditions.concurrency == 1
+    if known and answer.gamma in range(min(ON_H100), max(ON_H100) + 1):
+        cost = np.interp(answer.gamma or 0, list(ON_H100), list(ON_H100.values()))
+        elsewhere = f" (vLLM on H100: about {fmt.number(float(cost), 1)})"
+    return f"Pays if a round costs less than {fmt.number(answer.tokens_per_round.value)} decode steps{elsewhere}"
 
 
 def _mine(report: Report) -> Answer | None:
@@ -225,26 +263,27 @@ def _below(report: Report) -> Iterator[str]:
 
 
 def _load_table(report: Report) -> tuple[Table | None, str]:
-    """Best γ and its speedup by concurrency, and up to which concurrency that reaches what was asked for."""
-    traffic = report.traffic
-    known = [(item, item.speedup) for item in traffic.load if item.speedup is not None]
+    """Best γ and its speedups by concurrency, and up to which concurrency that reaches what was asked for."""
+    traffic, known = report.traffic, report.traffic.load
     if len(known) < 2:
         return None, ""
     shown = (
         known if len(known) <= LOADS else [known[round(place * (len(known) - 1) / (LOADS - 1))] for place in range(LOADS)]
     )
+
+    def cells(of: Callable[[AtLoad], Interval | None]) -> dict[str, str]:
+        return {str(item.concurrency): fmt.number(each.value, unit="x") if (each := of(item)) else OFF for item in shown}
+
     rows: list[Row] = [
-        (
-            f"{report.answer.draft}, best γ",
-            {str(item.concurrency): fmt.number(best.value, unit="x") for item, best in shown},
-        ),
-        ("that γ", {str(item.concurrency): str(item.gamma) for item, _ in shown}),
+        (f"{report.answer.draft}, best γ", cells(lambda item: item.speedup)),
+        ("that γ", {str(item.concurrency): str(item.gamma) for item in shown}),
     ]
-    table = table_by_columns("Load", rows, named="sequences at a time")
-    last = pays_up_to([item for item, _ in known], traffic.min_speedup)
+    if any(item.throughput for item in shown):
+        rows.append(("throughput", cells(lambda item: item.throughput)))
+    table, last = table_by_columns("Load", rows, named="sequences at a time"), traffic.pays_up_to
     if last is None:
         return table, f"not surely above {traffic.min_speedup:g}x"
-    where = "at every load timed" if last == known[-1][0].concurrency else f"up to {last} at a time"
+    where = "at every load timed" if last == known[-1].concurrency else f"up to {last} at a time"
     where = "for one at a time only" if last == 1 else where
     return table, f"surely above {traffic.min_speedup:g}x {where}"
 

@@ -206,12 +206,16 @@ def _cut(cell: str, most: int | None) -> Text:
     return text
 
 
-def _load_lines(table: Table, pays: str) -> Iterator[str]:
-    """Yield the best speedups by concurrency, and beside them up to where they are enough."""
+def _load_lines(table: Table, pays: str) -> list[str]:
+    """Return the best speedups by concurrency, and beside or below them up to where they are enough."""
     head: Row = (table.named, {column: column for column in table.columns})
     rows = [head, *table.rows]
     first = max(cell_len(name) for name, _ in rows)
     widths = {column: max(len(cells[column]) for _, cells in rows) for column in table.columns}
-    for place, (name, cells) in enumerate(rows):
-        values = "  ".join(cells[column].rjust(width) for column, width in widths.items())
-        yield f"{name.ljust(first)}  {values}{f'   {pays}' if place == 1 else ''}"
+    lines = [
+        name.ljust(first) + "".join(f"  {cells[key].rjust(size)}" for key, size in widths.items()) for name, cells in rows
+    ]
+    if len(lines[1]) + len(pays) + 3 <= WIDTH - LABEL:
+        lines[1] += f"   {pays}"
+        return lines
+    return [*lines, pays]

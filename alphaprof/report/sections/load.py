@@ -1,46 +1,31 @@
-"""Speedup by sequences decoded at a time."""
+"""The best gamma by load: by sequences decoded at a time, and by their context."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Table, text_names
+from alphaprof.render.blocks import Block
 from alphaprof.report.build import RunReport
-from alphaprof.report.wording import best_at, charged, judged
+from alphaprof.report.loads import AtLoad, load_table
+from alphaprof.report.wording import throughput_of
 
-TITLE = "speedup by sequences decoded at a time"
-EMPTY = "it needs step times of several concurrencies: set costs.concurrency, or give a table of your engine's"
+TITLE = "the best gamma by load"
+EMPTY = "it needs step times of several concurrencies or contexts: set costs.concurrency, or give a table of your engine's"
+
+
+def compute(report: RunReport) -> tuple[AtLoad, ...]:
+    """Return the gamma of the chosen draft at every load that there are step times for."""
+    return report.judge.loads(everywhere=True)
 
 
 def draw(report: RunReport) -> Iterator[Block]:
-    """Yield the best speedup at every concurrency, and up to which of them the draft pays."""
-    traffic = report.traffic
-    if traffic.load:
-        each = ", ".join(f"{item.concurrency}: {best_at(item)}" for item in traffic.load)
-        last = _pays(traffic.pays_up_to, [item.concurrency for item in traffic.load])
-        limit = {"none": "none of these", "all": "all of these"}.get(last, f"up to {last}")
-        yield f"the whole traffic, draft {report.answer.draft}, by sequences decoded at a time (best gamma): {each}"
-        yield f"by the lower bound {traffic.min_speedup:g}x is reached at {limit}"
-        if report.times is not None:
-            yield charged(report.times)
-        yield ""
-    for title, results in judged(report):
-        shown = [result for result in results if result.load]
-        known = list(dict.fromkeys(item.concurrency for result in shown for item in result.load))
-        rows = []
-        for name, result in zip(text_names(shown, results), shown, strict=True):
-            cells: dict[str, str] = dict.fromkeys(map(str, known), fmt.NOTHING)
-            cells |= {str(item.concurrency): best_at(item) for item in result.load}
-            rows.append((name, cells | {"pays up to": _pays(result.pays_up_to, known)}))
-        if rows:
-            columns = (*map(str, known), "pays up to")
-            what = "speedup (gamma) as judged, by sequences decoded at a time"
-            yield Table(f"{title}: {what}", columns, rows, draft=shown[0].draft)
-
-
-def _pays(last: int | None, known: Sequence[int]) -> str:
-    """Up to which concurrency it pays; if that is the largest that there are times for, no limit was seen."""
-    if last is None:
-        return "none"
-    return "all" if last == known[-1] else str(last)
+    """Yield the table of gammas, up to which concurrency the draft surely pays, and what throughput is of."""
+    loads, traffic = report.section("load"), report.traffic
+    if len(loads) < 2:
+        return
+    yield load_table(loads, f"{report.answer.draft} on the whole traffic")
+    limit = "none of these" if traffic.pays_up_to is None else f"up to {traffic.pays_up_to} at a time"
+    context = fmt.count(traffic.load[0].context)
+    yield f"at the traffic's own context, {context}, the lower bound reaches {traffic.min_speedup:g}x at {limit}"
+    yield throughput_of(report, loads)
