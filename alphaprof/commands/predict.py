@@ -291,9 +291,9 @@ def computed_cost(
     form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
     if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
         raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
-    shape = _shape(target, lambda: ModelShape.from_config(config, asked.weight_bytes, asked.kv_bytes))
-    used = _draft_shape(draft, draft_config, form, shape, decoder, asked)
-    longest = longest_block(draft_config, form)
+    shape = _counted(target, lambda: ModelShape.from_config(config, asked.weight_bytes, asked.kv_bytes))
+    used = _counted(draft, lambda: _draft_shape(draft, draft_config, form, shape, decoder, asked))
+    longest = _counted(draft, lambda: longest_block(draft_config, form))
     if longest is not None and open_ended:
         gamma = min(gamma, longest)
     elif longest is not None and gamma > longest:
@@ -347,8 +347,10 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise CostsUnreadable(f"{path} is not a JSON object", "name the model's config.json")
-    beside = quantization_beside(path.parent) if path.name == CONFIG else None
-    return config if beside is None else config | {"quantization_config": beside | (config.get("quantization_config") or {})}
+    beside, declared = quantization_beside(path.parent) if path.name == CONFIG else None, config.get("quantization_config")
+    if beside is None or not isinstance(declared, dict | None):
+        return config
+    return config | {"quantization_config": beside | (declared or {})}
 
 
 def _one_pass(
@@ -376,11 +378,11 @@ def _draft_shape(
     decoder: Mapping[str, Any],
     asked: RooflineCosts,
 ) -> ModelShape:
-    """Return the shape of a draft. Raises `CostsUnreadable` for one that cannot be counted, and for a head whose hidden size
-    or vocabulary is not that of the target.
+    """Return the shape of a draft. Raises `CostsUnreadable` for a head whose hidden size or vocabulary is not the target's,
+    and what `_counted` turns into it.
     """
     if form.whole:
-        shape = _shape(path, lambda: ModelShape.from_config(config, asked.draft_weight_bytes))
+        shape = ModelShape.from_config(config, asked.draft_weight_bytes)
         return shape.at_once() if form.one_pass else shape
     layer = decoder_of(layer_of(config))
     hidden, ids = (
@@ -393,8 +395,8 @@ def _draft_shape(
         raise CostsUnreadable(f"{path} is {problem}", "give the head that was trained for this target")
     if form.module:
         given = {"quantization_config": None} if asked.weight_bytes is not None else {}
-        return _shape(path, lambda: ModelShape.of_mtp({**decoder, **given}, target))
-    return _shape(path, lambda: ModelShape.of_head(config, target))
+        return ModelShape.of_mtp({**decoder, **given}, target)
+    return ModelShape.of_head(config, target)
 
 
 def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, form: DraftForm, declared: bool) -> str:
@@ -411,10 +413,13 @@ def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, form: Dra
 
 
 def _counted(path: Path, read: Callable[[], Any]) -> Any:
-    """Return what is read of a config. Raises `CostsUnreadable` for one that cannot be counted."""
+    """Return what is read of a config. Raises `CostsUnreadable` for one that cannot be counted or has impossible numbers."""
     problem, hint = "its numbers do not describe a model", "check the file: step times are computed from its values"
     try:
-        return read()
+        found = read()
+        sizes = ("parameters", "layers", "hidden", "heads", "head_dim") if isinstance(found, ModelShape) else ()
+        if all(0 < float(getattr(found, name)) < math.inf for name in sizes):
+            return found
     except LookupError as error:
         reason = str(error.args[0])
         problem = reason if " " in reason else f"it has no {reason}"
@@ -422,20 +427,6 @@ def _counted(path: Path, read: Callable[[], Any]) -> Any:
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         pass
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
-
-
-def _shape(path: Path, read: Callable[[], ModelShape]) -> ModelShape:
-    """Return a shape whose numbers are possible. Raises `CostsUnreadable`."""
-
-    def possible() -> ModelShape:
-        shape = read()
-        sizes = (shape.parameters, shape.layers, shape.hidden, shape.heads, shape.head_dim)
-        if not all(0 < float(value) < math.inf for value in sizes):
-            raise ValueError
-        return shape
-
-    shape: ModelShape = _counted(path, possible)
-    return shape
 
 
 def _require_between(option: str, value: float, low: float, high: float) -> None:

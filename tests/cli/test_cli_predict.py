@@ -340,6 +340,14 @@ def test_a_head_of_another_target_is_refused(changes: dict[str, int], console_sc
     assert printed(console_script, *on_files(tmp_path, TARGET, EAGLE3 | {"vocab_size": 152064}, alpha=0.7))  # padded
 
 
+def test_settings_of_other_types_end_in_two_lines(console_script: Runner, tmp_path: Path) -> None:
+    odd = {"quantization_config": "fp8"}, {"layer_types": 3, "sliding_window": 4}, {"moe_layer_freq": [1], "num_experts": 4}
+    drafts = DFLASH | {"block_size": "16"}, EAGLE3 | {"vocab_size": "x"}, EAGLE3 | {"transformer_layer_config": [1]}
+    for target, draft in [(TARGET | part, EAGLE3) for part in odd] + [(TARGET, part) for part in drafts]:
+        code, output, errors = console_script("predict", *on_files(tmp_path, target, draft, alpha=0.7))
+        assert (code != 0, output, len(errors.splitlines())) == (True, "", 2), (target, draft)
+
+
 def test_heads_that_are_not_computed_are_refused(console_script: Runner, tmp_path: Path) -> None:
     medusa = {"architectures": ["MedusaModel"], "hidden_size": 4096}
     code, _, errors = console_script("predict", *on_files(tmp_path, TARGET, medusa, alpha=0.7))
