@@ -18,6 +18,7 @@ from alphaprof.cli.app import app
 from alphaprof.commands.predict import Prediction, build_prediction, computed_cost
 from alphaprof.config.hardware import ENGINES
 from alphaprof.config.options import RooflineCosts
+from alphaprof.costs.cost_model import roofline_ms
 from alphaprof.costs.roofline import Efficiency, step_ms
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.render.answer import answer_text
@@ -312,6 +313,17 @@ def test_both_layouts_of_a_block_drafter_cost_the_same_pass(console_script: Runn
         ]
         == 5
     )
+
+
+def test_one_pass_runs_over_the_verified_and_the_drafted_rows(console_script: Runner, tmp_path: Path) -> None:
+    """By hand at a batch where rows cost: n + gamma - 1 after n verified tokens, and what a model's step costs an engine."""
+    given = on_files(tmp_path, TARGET, DFLASH, alpha=0.7, gamma=7, batch=64, format="json")
+    found = json.loads(printed(console_script, *given))["computed"]
+    setting = RooflineCosts(source="roofline", accelerator="h200", preset="sglang-h200")
+    head, engine = ModelShape.of_head(DFLASH, ModelShape.from_config(TARGET)), ENGINES["sglang-h200"]
+    for verified, ms in enumerate(found["draft_first_ms"], 1):
+        kernels = roofline_ms(setting, head, False, verified + 6, 64, 1024)
+        assert ms == pytest.approx(kernels + engine.draft_ms + engine.layers_ms(5, False))
 
 
 def test_a_head_with_experts_reads_those_that_tokens_touch(console_script: Runner, tmp_path: Path) -> None:
