@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -286,14 +287,9 @@ def computed_cost(
             raise OptionInvalid(f"{option}: {shown(value)} is not known", f"choose one of {', '.join(sorted(known))}")
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
-    config, draft_config = _read_config(target), _read_config(draft)
-    decoder = decoder_of(config)
-    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
-    if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
-        raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
-    shape = _counted(target, lambda: ModelShape.from_config(config, asked.weight_bytes, asked.kv_bytes))
-    used = _counted(draft, lambda: _draft_shape(draft, draft_config, form, shape, decoder, asked))
-    longest = _counted(draft, lambda: longest_block(draft_config, form))
+    texts = (json.dumps(_read_config(target)), json.dumps(_read_config(draft)))
+    pair = _pair(target, draft, texts, asked.weight_bytes, asked.draft_weight_bytes, asked.kv_bytes)
+    form, shape, used, longest = pair.form, pair.target, pair.draft, pair.longest
     if longest is not None and open_ended:
         gamma = min(gamma, longest)
     elif longest is not None and gamma > longest:
@@ -316,10 +312,7 @@ def computed_cost(
         draft=str(draft),
         draft_kind=form.name,
         one_pass=form.one_pass,
-        read=(
-            _read_of(target, config, shape, MODEL, asked.weight_bytes is None),
-            _read_of(draft, draft_config, used, form, asked.draft_weight_bytes is None),
-        ),
+        read=pair.read,
         accelerator=asked.accelerator,
         preset=asked.preset,
         tp=asked.tp,
@@ -353,6 +346,44 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     return config | {"quantization_config": beside | (declared or {})}
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """What two configs say. `longest`: drafts in a block, if that ends; `read`: the same in words."""
+
+    form: DraftForm
+    target: ModelShape
+    draft: ModelShape
+    longest: int | None
+    read: tuple[str, str]
+
+
+@lru_cache(maxsize=8)  # many loads are computed of one pair
+def _pair(
+    target: Path,
+    draft: Path,
+    texts: tuple[str, str],
+    weight_bytes: float | None,
+    draft_weight_bytes: float | None,
+    kv_bytes: float | None,
+) -> _Pair:
+    """Return what the configs of a target and a draft say. Raises `OptionInvalid` for a target that is a head, and
+    `CostsUnreadable` for configs that cannot be counted or do not fit.
+    """
+    config, draft_config = map(json.loads, texts)
+    decoder = decoder_of(config)
+    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
+    if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
+        raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
+    shape = _counted(target, lambda: ModelShape.from_config(config, weight_bytes, kv_bytes))
+    whole = decoder if weight_bytes is None else {**decoder, "quantization_config": None}
+    used = _counted(draft, lambda: _draft_shape(draft, draft_config, form, shape, whole, draft_weight_bytes))
+    longest = _counted(draft, lambda: longest_block(draft_config, form))
+    of_target = _read_of(target, config, shape, MODEL, weight_bytes is None)
+    return _Pair(
+        form, shape, used, longest, (of_target, _read_of(draft, draft_config, used, form, draft_weight_bytes is None))
+    )
+
+
 def _one_pass(
     rows: Iterable[StepRow], model: Iterable[StepRow], shape: ModelShape, asked: RooflineCosts, gamma: int
 ) -> Iterator[StepRow]:
@@ -376,13 +407,13 @@ def _draft_shape(
     form: DraftForm,
     target: ModelShape,
     decoder: Mapping[str, Any],
-    asked: RooflineCosts,
+    weight_bytes: float | None,
 ) -> ModelShape:
     """Return the shape of a draft. Raises `CostsUnreadable` for a head whose hidden size or vocabulary is not the target's,
     and what `_counted` turns into it.
     """
     if form.whole:
-        shape = ModelShape.from_config(config, asked.draft_weight_bytes)
+        shape = ModelShape.from_config(config, weight_bytes)
         return shape.at_once() if form.one_pass else shape
     layer = decoder_of(layer_of(config))
     hidden, ids = (
@@ -394,8 +425,7 @@ def _draft_shape(
         problem = f"a head for hidden size {hidden} and {ids} ids; the target has {target.hidden} and {target.vocabulary}"
         raise CostsUnreadable(f"{path} is {problem}", "give the head that was trained for this target")
     if form.module:
-        given = {"quantization_config": None} if asked.weight_bytes is not None else {}
-        return ModelShape.of_mtp({**decoder, **given}, target)
+        return ModelShape.of_mtp(decoder, target)
     return ModelShape.of_head(config, target)
 
 
