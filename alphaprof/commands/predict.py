@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -354,14 +354,9 @@ def computed_cost(
     engine_of(asked.preset)
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context), ("--output-tokens", output)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
-    config, draft_config = _read_config(target), _read_config(draft)
-    decoder = decoder_of(config)
-    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
-    if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
-        raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
-    shape = _shape(target, lambda: ModelShape.from_config(config, asked.weight_bytes, asked.kv_bytes))
-    used = _draft_shape(draft, draft_config, form, shape, decoder, asked)
-    longest = longest_block(draft_config, form)
+    texts = (json.dumps(_read_config(target)), json.dumps(_read_config(draft)))
+    pair = _pair(target, draft, texts, asked.weight_bytes, asked.draft_weight_bytes, asked.kv_bytes)
+    form, shape, used, longest = pair.form, pair.target, pair.draft, pair.longest
     if longest is not None and open_ended:
         gamma = min(gamma, longest)
     elif longest is not None and gamma > longest:
@@ -385,10 +380,7 @@ def computed_cost(
         draft=str(draft),
         draft_kind=form.name,
         one_pass=form.one_pass,
-        read=(
-            _read_of(target, config, shape, MODEL, asked.weight_bytes is None),
-            _read_of(draft, draft_config, used, form, asked.draft_weight_bytes is None),
-        ),
+        read=pair.read,
         accelerator=asked.accelerator,
         preset=asked.preset,
         tp=asked.tp,
@@ -420,8 +412,48 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise CostsUnreadable(f"{path} is not a JSON object", "name the model's config.json")
-    beside = quantization_beside(path.parent) if path.name == CONFIG else None
-    return config if beside is None else config | {"quantization_config": beside | (config.get("quantization_config") or {})}
+    beside, declared = quantization_beside(path.parent) if path.name == CONFIG else None, config.get("quantization_config")
+    if beside is None or not isinstance(declared, dict | None):
+        return config
+    return config | {"quantization_config": beside | (declared or {})}
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What two configs say. `longest`: drafts in a block, if that ends; `read`: the same in words."""
+
+    form: DraftForm
+    target: ModelShape
+    draft: ModelShape
+    longest: int | None
+    read: tuple[str, str]
+
+
+@lru_cache(maxsize=8)  # many loads are computed of one pair
+def _pair(
+    target: Path,
+    draft: Path,
+    texts: tuple[str, str],
+    weight_bytes: float | None,
+    draft_weight_bytes: float | None,
+    kv_bytes: float | None,
+) -> _Pair:
+    """Return what the configs of a target and a draft say. Raises `OptionInvalid` for a target that is a head, and
+    `CostsUnreadable` for configs that cannot be counted or do not fit.
+    """
+    config, draft_config = map(json.loads, texts)
+    decoder = decoder_of(config)
+    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
+    if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
+        raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
+    shape = _counted(target, lambda: ModelShape.from_config(config, weight_bytes, kv_bytes))
+    whole = decoder if weight_bytes is None else {**decoder, "quantization_config": None}
+    used = _counted(draft, lambda: _draft_shape(draft, draft_config, form, shape, whole, draft_weight_bytes))
+    longest = _counted(draft, lambda: longest_block(draft_config, form))
+    of_target = _read_of(target, config, shape, MODEL, weight_bytes is None)
+    return _Pair(
+        form, shape, used, longest, (of_target, _read_of(draft, draft_config, used, form, draft_weight_bytes is None))
+    )
 
 
 def _one_pass(
@@ -447,13 +479,13 @@ def _draft_shape(
     form: DraftForm,
     target: ModelShape,
     decoder: Mapping[str, Any],
-    asked: RooflineCosts,
+    weight_bytes: float | None,
 ) -> ModelShape:
-    """Return the shape of a draft. Raises `CostsUnreadable` for one that cannot be counted, and for a head whose hidden size
-    or vocabulary is not that of the target.
+    """Return the shape of a draft. Raises `CostsUnreadable` for a head whose hidden size or vocabulary is not the target's,
+    and what `_counted` turns into it.
     """
     if form.whole:
-        shape = _shape(path, lambda: ModelShape.from_config(config, asked.draft_weight_bytes))
+        shape = ModelShape.from_config(config, weight_bytes)
         return shape.at_once() if form.one_pass else shape
     layer = decoder_of(layer_of(config))
     hidden, ids = (
@@ -465,9 +497,8 @@ def _draft_shape(
         problem = f"a head for hidden size {hidden} and {ids} ids; the target has {target.hidden} and {target.vocabulary}"
         raise CostsUnreadable(f"{path} is {problem}", "give the head that was trained for this target")
     if form.module:
-        given = {"quantization_config": None} if asked.weight_bytes is not None else {}
-        return _shape(path, lambda: ModelShape.of_mtp({**decoder, **given}, target))
-    return _shape(path, lambda: ModelShape.of_head(config, target))
+        return ModelShape.of_mtp(decoder, target)
+    return ModelShape.of_head(config, target)
 
 
 def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, form: DraftForm, declared: bool) -> str:
@@ -484,10 +515,13 @@ def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, form: Dra
 
 
 def _counted(path: Path, read: Callable[[], Any]) -> Any:
-    """Return what is read of a config. Raises `CostsUnreadable` for one that cannot be counted."""
+    """Return what is read of a config. Raises `CostsUnreadable` for one that cannot be counted or has impossible numbers."""
     problem, hint = "its numbers do not describe a model", "check the file: step times are computed from its values"
     try:
-        return read()
+        found = read()
+        sizes = ("parameters", "layers", "hidden", "heads", "head_dim") if isinstance(found, ModelShape) else ()
+        if all(0 < float(getattr(found, name)) < math.inf for name in sizes):
+            return found
     except LookupError as error:
         reason = str(error.args[0])
         problem = reason if " " in reason else f"it has no {reason}"
@@ -495,20 +529,6 @@ def _counted(path: Path, read: Callable[[], Any]) -> Any:
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         pass
     raise CostsUnreadable(f"the shape of {path} is not known: {problem}", hint)
-
-
-def _shape(path: Path, read: Callable[[], ModelShape]) -> ModelShape:
-    """Return a shape whose numbers are possible. Raises `CostsUnreadable`."""
-
-    def possible() -> ModelShape:
-        shape = read()
-        sizes = (shape.parameters, shape.layers, shape.hidden, shape.heads, shape.head_dim)
-        if not all(0 < float(value) < math.inf for value in sizes):
-            raise ValueError
-        return shape
-
-    shape: ModelShape = _counted(path, possible)
-    return shape
 
 
 def _require_between(option: str, value: float, low: float, high: float) -> None:

@@ -401,9 +401,9 @@ def _shape(name: str, facts: ModelFacts, options: CostOptions) -> ModelShape:
         return shape
     # Layers of the target have the target's weights, quantised or not.
     of_target = name == TARGET or (isinstance(facts, DraftFacts) and facts.shares_target_weights)
+    shape = dataclasses.replace(shape, kv_bytes=options.kv_bytes or shape.kv_bytes)
     weight_bytes = options.weight_bytes if of_target else options.draft_weight_bytes
-    kv_bytes = options.kv_bytes or shape.kv_bytes
-    return dataclasses.replace(shape, weight_bytes=weight_bytes or shape.weight_bytes, kv_bytes=kv_bytes)
+    return dataclasses.replace(shape, weight_bytes=weight_bytes, expert_bytes=0.0) if weight_bytes else shape
 
 
 def timed_with(manifest: Manifest) -> str:

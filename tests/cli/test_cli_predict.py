@@ -18,6 +18,7 @@ from alphaprof.cli.app import app
 from alphaprof.commands.predict import Prediction, build_prediction, computed_cost
 from alphaprof.config.hardware import ENGINES
 from alphaprof.config.options import RooflineCosts
+from alphaprof.costs.cost_model import roofline_ms
 from alphaprof.costs.roofline import Efficiency, step_ms
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.render.answer import answer_text
@@ -347,6 +348,17 @@ def test_both_layouts_of_a_block_drafter_cost_the_same_pass(console_script: Runn
     )
 
 
+def test_one_pass_runs_over_the_verified_and_the_drafted_rows(console_script: Runner, tmp_path: Path) -> None:
+    """By hand at a batch where rows cost: n + gamma - 1 after n verified tokens, and what a model's step costs an engine."""
+    given = on_files(tmp_path, TARGET, DFLASH, alpha=0.7, gamma=7, batch=64, format="json")
+    found = json.loads(printed(console_script, *given))["computed"]
+    setting = RooflineCosts(source="roofline", accelerator="h200", preset="sglang-h200")
+    head, engine = ModelShape.of_head(DFLASH, ModelShape.from_config(TARGET)), ENGINES["sglang-h200"]
+    for verified, ms in enumerate(found["draft_first_ms"], 1):
+        kernels = roofline_ms(setting, head, False, verified + 6, 64, 1024)
+        assert ms == pytest.approx(kernels + engine.draft_ms + engine.layers_ms(5, False))
+
+
 def test_a_head_with_experts_reads_those_that_tokens_touch(console_script: Runner, tmp_path: Path) -> None:
     """As many parameters without experts cost more; in one pass nothing is left for later steps."""
     experts = {"n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
@@ -371,6 +383,14 @@ def test_a_head_of_another_target_is_refused(changes: dict[str, int], console_sc
     problem = f"a head for hidden size {both['hidden_size']} and {both['vocab_size']} ids; the target has 4096 and 151936"
     assert (code != 0, output, problem in errors) == (True, "", True)
     assert printed(console_script, *on_files(tmp_path, TARGET, EAGLE3 | {"vocab_size": 152064}, alpha=0.7))  # padded
+
+
+def test_settings_of_other_types_end_in_two_lines(console_script: Runner, tmp_path: Path) -> None:
+    odd = {"quantization_config": "fp8"}, {"layer_types": 3, "sliding_window": 4}, {"moe_layer_freq": [1], "num_experts": 4}
+    drafts = DFLASH | {"block_size": "16"}, EAGLE3 | {"vocab_size": "x"}, EAGLE3 | {"transformer_layer_config": [1]}
+    for target, draft in [(TARGET | part, EAGLE3) for part in odd] + [(TARGET, part) for part in drafts]:
+        code, output, errors = console_script("predict", *on_files(tmp_path, target, draft, alpha=0.7))
+        assert (code != 0, output, len(errors.splitlines())) == (True, "", 2), (target, draft)
 
 
 def test_heads_that_are_not_computed_are_refused(console_script: Runner, tmp_path: Path) -> None:
