@@ -234,7 +234,7 @@ class ModelShape:
     def later(self) -> ModelShape:
         """The shape by which later steps of a round are worked out: no matrix is left of what drafts in one pass."""
         left = self.parameters - self.first_parameters
-        some: dict[str, Any] = {} if left else {"expert_parameters": 0.0, "vocabulary": 0}
+        some: dict[str, Any] = {} if left else {"expert_parameters": 0.0, "embedded": 0.0, "vocabulary": 0}
         return replace(self, parameters=left, first_parameters=0.0, **some)
 
     @property
