@@ -71,13 +71,14 @@ def accuracy(
         return engine.factor, f"{engine.about}; 90% of published speedups on H200 lie within factor {engine.factor:.2f}"
     usual = RooflineCosts.model_fields
     own = any(getattr(costs, name) != usual[name].default for name in FITTED_WITH)
+    own |= target is not None and min(target.weight_bytes, target.kv_bytes) < 2  # published rounds are of 16 bits
     mixture = target is not None and bool(target.experts)
     factor = engine.factor_at(costs.accelerator, batch, context, mixture, costs.tp)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     words = f"90% of published speedups lie within factor {factor:.2f} (outside: {ELSEWHERE:.2f})"
     if own or factor >= ELSEWHERE:
         factor = ELSEWHERE
-        why = "you changed its numbers" if own else "this is outside that range"
+        why = "you changed its numbers, or its model is quantized" if own else "this is outside that range"
         words = f"{why}, so the error is that of elsewhere: factor {factor:.2f}"
     elif engine.accelerator is None and factor > engine.factor:
         words = f"the compute share of {costs.accelerator} was not measured: factor {factor:.2f} (outside: {ELSEWHERE:.2f})"

@@ -241,6 +241,16 @@ def test_the_error_goes_by_ground(changes: dict[str, Any], model: str, batch: in
     assert f"{factor:.2f}" in words
 
 
+def test_a_quantized_target_is_off_its_ground() -> None:
+    """Whatever says so: its config, or an option."""
+    target, _ = shapes("llama-3.1-8b")
+    for changes in ({"weight_bytes": 1.0}, {"kv_bytes": 1.0}, {"weight_bytes": 0.52, "head_bytes": 2.0}):
+        found, words = accuracy(VLLM, 1, 600, dataclasses.replace(target, **changes))
+        assert found == 1.25**2
+        assert "quantized" in words
+    assert accuracy(VLLM, 1, 600, dataclasses.replace(target, weight_bytes=4.0))[0] == 1.15
+
+
 def test_regimes_that_no_constant_describes_are_named_with_what_to_measure() -> None:
     target, _ = shapes("llama-3.1-8b")
     plain = accuracy(VLLM, 64, 600, target, 7)[1]
