@@ -50,6 +50,7 @@ class CountedRounds:
     marginal: tuple[float, ...]
     conditional: tuple[float | None, ...]
     every: bool = False
+    missing: str | None = None  # the counter of rounds that the page of the server would have
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Counters:
 def _speculation_blocks(found: CountedRounds) -> Iterator[Block]:
     kind = "round, those without a draft too" if found.every else "round with a draft"
     if found.acceptance_length is None:
-        yield "acceptance length unknown: rounds are not counted here"
+        yield f"acceptance length unknown: rounds are not counted here{f' (no {found.missing})' if found.missing else ''}"
     else:
         at = "" if found.gamma is None else f", at gamma {found.gamma}"
         yield f"acceptance length {fmt.number(found.acceptance_length, 3)} tokens per {kind}{at}"
@@ -138,12 +139,13 @@ def counters(places: Sequence[str], seconds: float, labels: Sequence[str], progr
     if len(places) == 1 and places[0].startswith(("http://", "https://")):
         progress.start(f"reading {places[0]}", round(seconds), "s")
         return counters_of(*watch(places[0], seconds, progress.advance), labels=labels)
-    return counters_of([{}, *read_pages(places)][-2:], labels=labels)
+    return counters_of(read_pages(places), labels=labels)
 
 
 def counters_of(pages: Sequence[Page], seconds: float | None = None, labels: Sequence[str] = ()) -> Counters:
-    """Return what happened between the first and the last of some pages at the server that `labels` (NAME=VALUE, several
-    values of one name together) choose. Raises `OptionInvalid`, `DataUnreadable`, `ColumnMissing` and `DataEmpty`.
+    """Return what happened between the first and the last of some pages (of one page: since the start) at the server that
+    `labels` (NAME=VALUE, several values of one name together) choose. Raises `OptionInvalid`, `DataUnreadable`,
+    `ColumnMissing` and `DataEmpty`.
     """
     asked = defaultdict[str, set[str]](set)
     for label in labels:
@@ -155,6 +157,7 @@ def counters_of(pages: Sequence[Page], seconds: float | None = None, labels: Seq
     def chosen(page: Page) -> Page:
         return {key: each for key, each in page.items() if all(_value(key, name) in asked[name] for name in asked)}
 
+    pages = pages if len(pages) > 1 else [{}, *pages]
     if pages[0] and not pages[0].keys() & pages[-1].keys():
         raise DataUnreadable("the pages are not from one server run", "save two pages of the same server")
     rises, reset = rises_between(chosen(pages[0]), chosen(pages[-1]))
@@ -165,9 +168,8 @@ def counters_of(pages: Sequence[Page], seconds: float | None = None, labels: Seq
     for name in APART:
         values = sorted({_value(key, name) for key in rose})
         if len(values) > 1 and name not in asked:
-            problem = (
-                f"the pages count {fmt.many(len(values), name.removesuffix('_name').replace('_', ' '))}: {', '.join(values)}"
-            )
+            servers = fmt.many(len(values), name.removesuffix("_name").replace("_", " "))
+            problem = f"the pages count {servers}: {cut(', '.join(values))}"
             raise DataUnreadable(problem, f"choose one, or name several: --label {name}={values[0]}")
     page = {key: rise for key, rise in rises.items() if not rose or key[0] == rose[0][0]}
     traffic = traffic_of(page, [rises_between(*map(chosen, pair))[0] for pair in pairwise(pages)], seconds)
@@ -246,6 +248,7 @@ def _speculation(page: Page) -> CountedRounds | None:
         marginal=tuple(found / rounds for found in places) if rounds else (),
         conditional=tuple(conditional),
         every=every and kind != "vllm",
+        missing=ROUNDS.get(kind) if rounds is None else None,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import math
 import re
 import time
 import zlib
@@ -234,7 +235,8 @@ def _counted(named: Mapping[str, str]) -> dict[tuple[str, int], float]:
     if rates:
         full = counts["drafted"] / len(rates)
         near = counts["accepted"] / sum(rates) if any(rates) else full
-        counts.setdefault("rounds", full if full.is_integer() and abs(full - near) < 1 + 0.01 * near else max(near, full))
+        alike = full.is_integer() and abs(full - near) < 1 + 0.01 * near
+        counts.setdefault("rounds", full if alike else float(max(round(near), math.ceil(full))))
     shares = [rate / sum(rates) if any(rates) else 0.0 for rate in rates]
     placed = {("position", place): counts["accepted"] * share for place, share in enumerate(shares)}
     return {(name, 0): count for name, count in counts.items()} | placed

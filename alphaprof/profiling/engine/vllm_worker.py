@@ -77,7 +77,8 @@ class SteppedEngine:
                 pass
 
         self._last = last
-        asked = {"gpu_memory_utilization": MEMORY, "disable_log_stats": False, "enable_logging_iteration_details": True}
+        asked: dict[str, Any] = {"gpu_memory_utilization": MEMORY}
+        asked |= {"disable_log_stats": False, "enable_logging_iteration_details": True}
         asked |= _served_arguments(settings.get("served", ())) | settings["engine"]
         if current_platform.is_cpu():  # as a server does, which binds its threads to cores
             asked.setdefault("distributed_executor_backend", "mp")
