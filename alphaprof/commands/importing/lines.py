@@ -87,7 +87,7 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
                     content = json.loads(text.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
                     chunk = text.startswith((b"data:", b"event:"))
-                    if not chunk and not text.lstrip().startswith((b"{", b"[")):  # a log names itself in one of its lines
+                    if not chunk and not text.lstrip().startswith((b"{", b"[{")):  # a log names itself in one of its lines
                         for other in itertools.chain([text], itertools.islice(file, LOOKED_AT)):
                             if (kind := format_of(other.decode(errors="replace"))) is not None:
                                 raise line.other(kind) from None

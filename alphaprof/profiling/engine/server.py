@@ -120,4 +120,4 @@ def arguments_of(url: str) -> dict[str, str]:
 
 def _options(words: Sequence[str]) -> dict[str, str]:
     joined = re.sub(r"\0(?!--)", "=", "\0".join(words)).split("\0")
-    return {name: value for name, _, value in (each[2:].partition("=") for each in joined)}
+    return {name: value for name, _, value in (each[2:].partition("=") for each in joined) if name}
