@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from alphaprof.run.reader import Run
 
 group = Typer()
-import_group = Typer(help="Import an engine's logs: requests as a run, counters for a first look.", no_args_is_help=True)
+import_group = Typer(
+    help="Read what an engine logged: requests as a run, texts as a run of prompt lookup, counters for a first look. "
+    "If a run predicts your server, use diagnose; to test predicted speedups before you serve, validate.",
+    no_args_is_help=True,
+)
 ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
 

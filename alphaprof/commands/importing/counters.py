@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
@@ -213,7 +213,11 @@ def _speculation(page: Page) -> CountedRounds | None:
         "accepted" not in sums
     ):  # SGLang: the prefill writes the first token of a request, and a round one more than it accepts
         accepted = sums.get("written", 0.0) - sums.get("requests", 0.0) - (rounds or 0.0)
-    drafted, places = sums.get("drafted"), _by_position(page)
+    by_place = defaultdict[int, float](float)
+    for (_, name, labels), value in page.items():
+        if name == "position":
+            by_place[int(dict(labels)["position"])] += value
+    drafted, places = sums.get("drafted"), [by_place[place] for place in range(max(by_place, default=-1) + 1)]
     if not rounds and not drafted:
         return None
     gamma = len(places) if places and kind == "vllm" else None
@@ -250,12 +254,3 @@ def _speculation(page: Page) -> CountedRounds | None:
         every=every and kind != "vllm",
         missing=ROUNDS.get(kind) if rounds is None else None,
     )
-
-
-def _by_position(page: Page) -> list[float]:
-    """Return how many rounds accepted the draft at each position."""
-    counts: Mapping[int, float] = defaultdict(float)
-    for (_, name, labels), value in page.items():
-        if name == "position":
-            counts[int(dict(labels)["position"])] += value  # type: ignore[index]
-    return [counts[place] for place in range(max(counts, default=-1) + 1)]

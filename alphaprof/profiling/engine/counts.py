@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 import math
 import re
@@ -18,13 +19,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from alphaprof.errors import ColumnMissing, DataUnreadable, OptionInvalid, cut, shown
 from alphaprof.profiling.engine.server import fetched
-
-if TYPE_CHECKING:
-    from prometheus_client.samples import Sample
 
 Labels = tuple[tuple[str, str], ...]
 Page = dict[tuple[str, str, Labels], float]  # by engine (a key of ENGINES), name (a value of NAMES) and labels
@@ -42,6 +39,14 @@ ENGINES = {
 # What pages call what: vLLM's engines V1 and V0, llama.cpp, SGLang; Ray has names of its own for vLLM's, each twice.
 SERIES = re.compile(r"(?:ray_)?(vllm|sglang|llamacpp)[:_](\w+?)(?:_total)?(_created)?$")
 ROUNDS = {"vllm": "vllm:spec_decode_num_drafts_total", "sglang": "sglang:spec_verify_calls_total"}
+HISTOGRAMS = {
+    "inter_token_latency_seconds": "gap",
+    "time_to_first_token_seconds": "first",
+    "request_queue_time_seconds": "queue",
+    "queue_time_seconds": "queue",
+    "request_generation_tokens": "ended",
+    "generation_tokens_histogram": "ended",
+}
 NAMES = {
     "spec_decode_num_drafts": "rounds",
     "spec_verify_calls": "rounds",
@@ -59,18 +64,7 @@ NAMES = {
     "request_prompt_tokens_count": "requests",
     "num_requests": "requests",
     "iteration_tokens_total_count": "iterations",
-    **{
-        f"{name}_{end}": f"ended_{end}"
-        for name in ("request_generation_tokens", "generation_tokens_histogram")
-        for end in ("sum", "count")
-    },
-    **{
-        f"{name}_{end}": f"queue_{end}"
-        for name in ("request_queue_time_seconds", "queue_time_seconds")
-        for end in ("sum", "count")
-    },
-    **{f"inter_token_latency_seconds_{end}": f"gap_{end}" for end in ("sum", "count", "bucket")},
-    **{f"time_to_first_token_seconds_{end}": f"first_{end}" for end in ("sum", "count", "bucket")},
+    **{f"{theirs}_{end}": f"{ours}_{end}" for theirs, ours in HISTOGRAMS.items() for end in ("sum", "count", "bucket")},
 }
 GAUGES = ("steps", "length")
 IN_SOURCE = ("position", "le")  # labels within one source of counters
@@ -78,17 +72,14 @@ IN_SOURCE = ("position", "le")  # labels within one source of counters
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file. `word` is in each line that counts, and `sign` matches what it counts there: its groups are names of
-    pages, and `rates` (accepted at each depth, as shares of rounds), `rejected` and `answered` (tokens of one answer, the
-    first of which is of no round). `running`: each line counts from the start. `next`: what to do with a kind that is
-    recognized and not read.
+    """A kind of file. `sign` matches a line that counts; its groups are names of pages, and `rates` (accepted at each depth,
+    as shares of rounds), `rejected` and `answered` (tokens of one answer, the first of which is of no round). `next`: what
+    to do with a kind that is recognized and not read.
     """
 
     engine: str
     about: str
-    word: str
     sign: str
-    running: bool = False
     next: str = ""
 
 
@@ -97,99 +88,73 @@ def _fields(**names: str) -> str:
     return "".join(f"(?=.*[\"']{name}[\"']: *(?P<{group}>[\\d.]+))" for group, name in names.items())
 
 
-LLAMA = r".*draft acceptance(?: rate)? = [\d.]+ \( *(?P<accepted>\d+) accepted / *(?P<drafted>\d+) generated\)"
+BENCH = _fields(rounds="spec_decode_num_drafts", drafted="spec_decode_draft_tokens", accepted="spec_decode_accepted_tokens")
+LLAMA = _fields(drafted="draft_n", accepted="draft_n_accepted", answered="predicted_n")
+USAGE = _fields(accepted="accepted_prediction_tokens", rejected="rejected_prediction_tokens", answered="completion_tokens")
+RUNNING = "the log of a vLLM server (engine V0)"  # whose lines count from the start of the server
+NOT_READ = "take the counts where they come from: a metrics page, or logged answers (docs/import.md)"
 FORMATS = (
     Format(
         "vllm",
         "the log of a vLLM server",
-        "SpecDecoding metrics: ",
-        r".*Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens"
+        r".*SpecDecoding metrics: .*Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens"
         r"(?:, Per-position acceptance rate: (?P<rates>[\d., ]+\d))?",
     ),
     Format(
         "vllm",
-        "the log of a vLLM server (engine V0)",
-        "Number of emitted tokens: ",
+        RUNNING,
         r".*speculative tokens: (?P<steps>\d+), .*accepted tokens: (?P<accepted>\d+), .*draft tokens: (?P<drafted>\d+), .*"
         r"emitted tokens: (?P<emitted>\d+)",
-        running=True,
     ),
     Format(
         "vllm",
         "a result of vllm bench serve",
-        '"spec_decode_num_drafts"',
-        _fields(rounds="spec_decode_num_drafts", drafted="spec_decode_draft_tokens", accepted="spec_decode_accepted_tokens")
-        + r'(?:.*"spec_decode_per_position_acceptance_rates": *\[(?P<rates>[\d., ]+)\])?',
+        BENCH + r'(?:.*"spec_decode_per_position_acceptance_rates": *\[(?P<rates>[\d., ]+)\])?',
     ),
-    Format("vllm", "an answer of vLLM", '"acceptance_histogram"', "", next="import it: alphaprof import vllm FILE"),
+    Format("vllm", "an answer of vLLM", '.*"acceptance_histogram"', "import it: alphaprof import vllm FILE"),
     Format(
         "llamacpp",
         "the log of a llama.cpp server",
-        "draft acceptance",
-        LLAMA + r"(?:.*acceptance rate per position = \((?P<rates>[\d., ]+)\))?",
+        r".*draft acceptance(?: rate)? = [\d.]+ \( *(?P<accepted>\d+) accepted / *(?P<drafted>\d+) generated\)"
+        r"(?:.*acceptance rate per position = \((?P<rates>[\d., ]+)\))?",
     ),
-    Format(
-        "llamacpp",
-        "an answer with timings of llama.cpp",
-        '"draft_n"',
-        _fields(drafted="draft_n", accepted="draft_n_accepted", answered="predicted_n")
-        + r'(?:.*"draft_rounds": *(?P<rounds>\d+))?',
-    ),
+    Format("llamacpp", "an answer with timings of llama.cpp", LLAMA + r'(?:.*"draft_rounds": *(?P<rounds>\d+))?'),
     Format(
         "sglang",
         "an answer of SGLang",
-        "spec_verify_ct",
         ".*spec_(correct_drafts|accept)_histogram",
-        next="import it: alphaprof import sglang FILE; of a server's log, its metrics page",
+        "import it: alphaprof import sglang FILE; of a server's log, its metrics page",
     ),
     Format(
         "sglang",
         "an answer of an older SGLang, or its server's log",
-        "spec_verify_ct",
         _fields(rounds="spec_verify_ct", written="completion_tokens"),
     ),
     Format(
         "sglang",
         "the log of an SGLang server, whose lines are averages",
-        "accept len: ",
-        "",
-        next="give its metrics page (--enable-metrics), or logged answers: alphaprof import sglang FILE",
+        ".*accept len: ",
+        "give its metrics page (--enable-metrics), or logged answers: alphaprof import sglang FILE",
     ),
     Format(
         "trtllm",
         "a performance record of TensorRT-LLM",
-        '"total_draft_tokens"',
         _fields(drafted="total_draft_tokens", accepted="total_accepted_draft_tokens"),
     ),
     Format(
         "openai",
         "an answer with counts of predicted tokens, as of tabbyAPI",
-        '"rejected_prediction_tokens"',
-        r'(?=.*"(?:accepted|rejected)_prediction_tokens": *[1-9])'
-        + _fields(
-            accepted="accepted_prediction_tokens", rejected="rejected_prediction_tokens", answered="completion_tokens"
-        ),
+        r'(?=.*"(?:accepted|rejected)_prediction_tokens": *[1-9])' + USAGE,
     ),
-    *(
-        Format(
-            "",
-            about,
-            word,
-            "",
-            next="take the counts where they come from: a metrics page, or logged answers (docs/import.md)",
-        )
-        for about, word in (
-            ("a report of guidellm", '"guidellm_version"'),
-            ("an export of aiperf", '"output_sequence_length"'),
-            ("an acceptance table of speculators", "num_drafts,num_draft_tokens,num_accepted_tokens"),
-        )
-    ),
+    Format("", "a report of guidellm", '.*"guidellm_version"', NOT_READ),
+    Format("", "an export of aiperf", '.*"output_sequence_length"', NOT_READ),
+    Format("", "an acceptance table of speculators", ".*num_drafts,num_draft_tokens,num_accepted_tokens", NOT_READ),
 )
 
 
 def format_of(text: str) -> Format | None:
     """Return the kind of file that a line is of; None: none that is known."""
-    return next((each for each in FORMATS if each.word in text and re.match(each.sign, text)), None)
+    return next((each for each in FORMATS if re.match(each.sign, text)), None)
 
 
 def sums_in(content: bytes, where: str) -> Page | None:
@@ -210,20 +175,19 @@ def sums_in(content: bytes, where: str) -> Page | None:
         if found.next:
             named = named or found
             continue
-        match = re.match(found.sign, line)
-        parts = {} if match is None else {name: part for name, part in match.groupdict().items() if part is not None}
-        for (name, position), count in _counted(parts).items():
+        for (name, position), count in _counted(re.match(found.sign, line)).items():
             key = (found.engine, name, (("position", str(position)),) if name == "position" else ())
-            page[key] = count if found.running or name in GAUGES else page.get(key, 0.0) + count
+            page[key] = count if found.about == RUNNING or name in GAUGES else page.get(key, 0.0) + count
     if named is not None and not page:
         raise DataUnreadable(f"{where}: this is {named.about}", named.next.replace("FILE", where))
     return page or None
 
 
-def _counted(named: Mapping[str, str]) -> dict[tuple[str, int], float]:
+def _counted(match: re.Match[str] | None) -> dict[tuple[str, int], float]:
     """Return what a line counts, by name and position. Rounds follow from the shares that are rounded to three digits, and
     are those that drafted all tokens where that agrees.
     """
+    named = {name: part for name, part in match.groupdict().items() if part} if match else {}
     counts = {name: float(part) for name, part in named.items() if name != "rates"}
     if "rejected" in counts:
         counts["drafted"] = counts["accepted"] + counts.pop("rejected")
@@ -242,30 +206,16 @@ def _counted(named: Mapping[str, str]) -> dict[tuple[str, int], float]:
     return {(name, 0): count for name, count in counts.items()} | placed
 
 
-def unpacked(content: bytes, where: str) -> bytes:
-    """Return content that may be compressed. Raises `DataUnreadable`."""
-    try:
-        return gzip.decompress(content) if content.startswith(GZIP) else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataUnreadable(f"{where} is compressed, and damaged: {error}", "copy it again") from None
-
-
-def samples_of(content: bytes, where: str) -> list[Sample]:
-    """Return the samples of a page of metrics. Raises `DataUnreadable`."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    try:
-        return [sample for family in text_string_to_metric_families(content.decode()) for sample in family.samples]
-    except (ValueError, IndexError) as error:  # the parser has no errors of its own
-        problem = f"{where} is not a metrics page: {shown(str(error))}"
-        raise DataUnreadable(problem, f"save the page in Prometheus' text format, as UTF-8: {SAVE}") from None
-
-
 def page_of(content: bytes, where: str, alone: bool = True) -> Page:
     """Return the counters of a metrics page, or the sums of another file, which stands `alone`. Raises `DataUnreadable`,
     `OptionInvalid`, and `ColumnMissing` if nothing is counted.
     """
-    content = unpacked(content, where)
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        content = gzip.decompress(content) if content.startswith(GZIP) else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataUnreadable(f"{where} is compressed, and damaged: {error}", "copy it again") from None
     if sums := sums_in(content, where):
         if not alone:
             raise OptionInvalid(f"{where} is no metrics page, and counts for itself", "give one such file, alone")
@@ -274,27 +224,30 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
         hint = "import it first (alphaprof import vllm REQUESTS.jsonl --rule strict --out RUN), and give that RUN"
         raise DataUnreadable(f"{where} holds JSON, not a metrics page", hint)
     found: Page = {}
-    for sample in samples_of(content, where):
-        if (named := SERIES.match(sample.name)) and (name := NAMES.get(named[2])):
-            found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
+    try:
+        for sample in itertools.chain.from_iterable(
+            family.samples for family in text_string_to_metric_families(content.decode())
+        ):
+            if (named := SERIES.match(sample.name)) and (name := NAMES.get(named[2])):
+                found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
+    except (ValueError, IndexError) as error:  # the parser has no errors of its own
+        problem = f"{where} is not a metrics page: {shown(str(error))}"
+        raise DataUnreadable(problem, f"save the page in Prometheus' text format, as UTF-8: {SAVE}") from None
     if not found:
         raise ColumnMissing(f"{where} has no counter of vLLM, SGLang or llama.cpp", f"save its page: {SAVE}")
     return found
-
-
-def saved_page(path: Path) -> bytes:
-    """Return a saved page. Raises `DataUnreadable`."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", f"save the page: {SAVE}") from None
 
 
 def read_pages(places: Sequence[str]) -> list[Page]:
     """Return the pages of an address or of one or two files. Raises as `page_of` does, and `EngineFailed`."""
     if len(places) > 2:
         raise OptionInvalid(f"expected an address, or 1 or 2 pages, got {len(places)}", "give those before and after")
-    contents = [fetched(place, "/metrics") if place.startswith("http") else saved_page(Path(place)) for place in places]
+    contents = list[bytes]()
+    for place in places:
+        try:
+            contents.append(fetched(place, "/metrics") if place.startswith("http") else Path(place).read_bytes())
+        except OSError as error:
+            raise DataUnreadable(f"cannot read {cut(place)}: {error.strerror}", f"save the page: {SAVE}") from None
     return [page_of(each, cut(place), len(places) == 1) for each, place in zip(contents, places, strict=True)]
 
 
