@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -28,8 +31,7 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.profiling.engine.counts import ENGINES, Page, read
-from alphaprof.profiling.engine.server import answer_of, arguments_of
+from alphaprof.profiling.engine.server import SAVE, answer_of, fetched, samples_of, saved_page
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, cell, cell_if_any, render
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
@@ -66,6 +68,29 @@ CAUSES = {  # in words, and what separates it from the others
     "lookup": ("another runner of prompt lookup", "compare tokens per round: padded rounds lower only the rate"),
 }
 FIRST = ("template", "thinking", "draft", "traffic", "context", "rule")  # causes that lower the first draft
+# What pages call what: vLLM's engines V1 and V0, llama.cpp, SGLang; Ray has names of its own for vLLM's.
+SERIES = re.compile(r"(?:ray_)?(vllm|sglang|llamacpp)[:_](\w+?)(?:_total)?(_created)?$")
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+NAMES = {
+    "spec_decode_num_drafts": "rounds",
+    "spec_verify_calls": "rounds",
+    "spec_decode_num_draft_tokens": "drafted",
+    "spec_decode_num_accepted_tokens": "accepted",
+    "spec_decode_num_accepted_tokens_per_pos": "position",
+    "spec_decode_num_emitted_tokens": "emitted",
+    "spec_num_steps": "steps",
+    "generation_tokens": "written",
+    "tokens_predicted": "written",
+    "tokens_predicted_seconds": "gap_sum",
+    "request_prompt_tokens_sum": "prompt",
+    "prompt_tokens_histogram_sum": "prompt",
+    "request_prompt_tokens_count": "requests",
+    "num_requests": "requests",
+    **{f"inter_token_latency_seconds_{end}": f"gap_{end}" for end in ("sum", "count", "bucket")},
+    **{f"time_to_first_token_seconds_{end}": f"first_{end}" for end in ("sum", "count", "bucket")},
+}
+Labels = tuple[tuple[str, str], ...]
+Page = dict[tuple[str, str, Labels], float]  # by engine, name (a value of NAMES) and labels
 
 
 @dataclass(frozen=True)
@@ -518,6 +543,38 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
     )
 
 
+def read(places: Sequence[str]) -> Page:
+    """Return the counters of one page, or how far they rose to the second of two; what fell was reset, and counts from 0, as
+    what the first lacks does. Raises `DataUnreadable`, `ColumnMissing` and `EngineFailed`.
+    """
+    if len(places) > 2:
+        raise OptionInvalid(f"expected an address, or 1 or 2 pages, got {len(places)}", "give those before and after")
+    pages = []
+    for place in places:
+        content = fetched(place, "/metrics") if place.startswith("http") else saved_page(Path(place))
+        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        if content.lstrip()[:1] in (b"{", b"["):
+            hint = "import it first (alphaprof import vllm REQUESTS.jsonl --rule strict --out RUN), and give that RUN"
+            raise DataUnreadable(f"{cut(place)} holds JSON, not a metrics page", hint)
+        found: Page = {}
+        for sample in samples_of(content, cut(place)):
+            if (named := SERIES.match(sample.name)) and (name := NAMES.get(named[2])):
+                found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
+        if not found:
+            raise ColumnMissing(f"{cut(place)} has no counter of vLLM, SGLang or llama.cpp", f"save its page: {SAVE}")
+        pages.append(found)
+    first, second = pages if len(pages) > 1 else ({}, pages[0])
+
+    def source(labels: Labels) -> Labels:
+        return tuple(label for label in labels if label[0] not in ("position", "le"))
+
+    fell = {key for key, value in first.items() if second.get(key, value) < value}
+    fell |= {key for key, value in first.items() if key[1].endswith(" created") and second.get(key) != value}
+    reset = {source(labels) for _, _, labels in fell}
+    kept = {key: 0.0 if key[1] == "steps" or source(key[2]) in reset else value for key, value in first.items()}
+    return {key: value - kept.get(key, 0.0) for key, value in second.items() if not key[1].endswith(" created")}
+
+
 def by_context(run: Served, known: Served) -> tuple[str, tuple[str, ...]] | None:
     """Return shape and causes of a difference that only requests with longer prompts have; None if they do not. Each half
     stands beside documents with such prompts, or all if the run has none.
@@ -619,6 +676,19 @@ def rendered_otherwise(run: Run, url: str) -> str:
             here = [shown(answer_of(url, "/detokenize", each)["prompt"]) for each in spans]
             return f"from token {at} of a prompt on the server writes {here[0]}, the run {here[1]}"
     return ""
+
+
+def arguments_of(url: str) -> dict[str, str]:
+    """Return the options of the vLLM that runs on this machine at the port of an address; empty if none is found."""
+    place = urlsplit(url)
+    for path in Path("/proc").glob("[0-9]*/cmdline") if place.hostname in ("127.0.0.1", "localhost", "::1") else ():
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            words = path.read_bytes().decode().rstrip("\0").replace("\0serve\0", "\0--model\0").split("\0")
+            joined = re.sub(r"\0(?!--)", "=", "\0".join(words)).split("\0")
+            options = {name: value for name, _, value in (each[2:].partition("=") for each in joined)}
+            if any("vllm" in word for word in words[:4]) and options.get("port", "8000") == str(place.port):
+                return options
+    return {}
 
 
 def digests_of(place: str) -> list[str]:
