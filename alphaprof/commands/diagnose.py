@@ -6,17 +6,14 @@ import contextlib
 import json
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from alphaprof.commands.importing.pages import GAP, engine_of, model_of, read, sums_of, times_of
 from alphaprof.costs.speedup import Mix
 from alphaprof.errors import (
     AlphaprofError,
@@ -30,7 +27,8 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.profiling.engine.server import answer_of
+from alphaprof.profiling.engine.pages import GAP, engine_of, model_of, read, sums_of, times_of
+from alphaprof.profiling.engine.server import answer_of, arguments_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
@@ -610,19 +608,6 @@ def rendered_otherwise(run: Run, url: str) -> str:
             here = [shown(answer_of(url, "/detokenize", each)["prompt"]) for each in spans]
             return f"from token {at} of a prompt on the server writes {here[0]}, the run {here[1]}"
     return ""
-
-
-def arguments_of(url: str) -> dict[str, str]:
-    """Return the options of the vLLM that runs on this machine at the port of an address; empty if none is found."""
-    place = urlsplit(url)
-    for path in Path("/proc").glob("[0-9]*/cmdline") if place.hostname in ("127.0.0.1", "localhost", "::1") else ():
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            words = path.read_bytes().decode().rstrip("\0").replace("\0serve\0", "\0--model\0").split("\0")
-            joined = re.sub(r"\0(?!--)", "=", "\0".join(words)).split("\0")
-            options = {name: value for name, _, value in (each[2:].partition("=") for each in joined)}
-            if any("vllm" in word for word in words[:4]) and options.get("port", "8000") == str(place.port):
-                return options
-    return {}
 
 
 def digests_of(place: str) -> list[str]:

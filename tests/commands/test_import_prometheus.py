@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from alphaprof.commands.importing.counters import CountedRounds, Counters, counters_of
 from alphaprof.errors import AlphaprofError
-from alphaprof.profiling.engine.counts import read_pages
+from alphaprof.profiling.engine.pages import read_pages
 from tests.commands.test_import import failure, invoke
 from tests.loops import each
 from tests.reporting import HOSTILE

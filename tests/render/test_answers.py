@@ -15,7 +15,7 @@ from alphaprof.commands.doctor import Doctor
 from alphaprof.commands.dry_run import DryRun, Finding
 from alphaprof.commands.importing.counters import CountedRounds, Counters
 from alphaprof.commands.latency import Latency
-from alphaprof.profiling.engine.counts import ServerTraffic
+from alphaprof.profiling.engine.pages import ServerTraffic
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.blocks import Table
 from tests.report.test_report_costs import timed

@@ -10,12 +10,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, cut
-from alphaprof.profiling.engine.counts import (
+from alphaprof.profiling.engine.pages import (
     ENGINES,
     ROUNDS,
     Labels,
     Page,
     ServerTraffic,
+    engine_of,
     read_pages,
     rises_between,
     sums_of,
@@ -179,7 +180,7 @@ def counters_of(pages: Sequence[Page], seconds: float | None = None, labels: Seq
         raise DataEmpty("nothing was decoded between the readings", hint)
     return Counters(
         alphaprof=__version__,
-        server=ENGINES[next(iter(page))[0]],
+        server=engine_of(page),
         target=next((_value(key, "model_name") for key in rose), "") or None,
         engines=len({dict(key[2]).get("engine") for key in page}),
         traffic=traffic,
@@ -213,17 +214,13 @@ def _speculation(page: Page) -> CountedRounds | None:
         "accepted" not in sums
     ):  # SGLang: the prefill writes the first token of a request, and a round one more than it accepts
         accepted = sums.get("written", 0.0) - sums.get("requests", 0.0) - (rounds or 0.0)
-    by_place = defaultdict[int, float](float)
-    for (_, name, labels), value in page.items():
-        if name == "position":
-            by_place[int(dict(labels)["position"])] += value
-    drafted, places = sums.get("drafted"), [by_place[place] for place in range(max(by_place, default=-1) + 1)]
+    drafted, positions = sums.get("drafted"), [name for name in sums if name.startswith("position ")]
+    places = [sums[f"position {place}"] for place in range(len(positions))]
     if not rounds and not drafted:
         return None
     gamma = len(places) if places and kind == "vllm" else None
     if gamma is None and rounds:
-        deepest = max((int(value) for (_, name, _), value in page.items() if name == "steps"), default=0)
-        gamma = max(len(places), deepest, math.ceil((drafted or 0.0) / rounds - 1e-9)) or None
+        gamma = max(len(places), int(sums["steps"]), math.ceil((drafted or 0.0) / rounds - 1e-9)) or None
         places += [0.0] * ((gamma or 0) - len(places)) if places else []
     counted, by_position = round(rounds) if rounds is not None else None, [round(count) for count in places]
     ordered = counted is None or all(later <= earlier for earlier, later in pairwise((counted, *by_position)))

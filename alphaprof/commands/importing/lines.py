@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from alphaprof.errors import DataUnreadable, cut, shown
-from alphaprof.profiling.engine.counts import FIRST_LOOK, GZIP, Format, format_of
+from alphaprof.profiling.engine.pages import FIRST_LOOK, GZIP, Format, format_of
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # up to what the log's columns hold
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]

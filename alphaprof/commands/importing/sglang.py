@@ -23,7 +23,7 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from alphaprof.commands.importing.lines import Count, Fields, LeftOut, Line, error_in, failure, group, unwrapped
 from alphaprof.commands.importing.vllm import MOST_DRAFTED, EngineRequest, counted_request, prompt_of
-from alphaprof.profiling.engine.counts import format_of
+from alphaprof.profiling.engine.pages import format_of
 from alphaprof.run.manifest import CHAIN, Drafting
 
 ROUNDS, DETAILS = "spec_verify_ct", "spec_tokens_details"

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AliasChoices, BaseModel, Field
 
 from alphaprof.commands.importing.lines import MERGE, Count, Fields, LeftOut, Line, Name, failure, group, unwrapped
-from alphaprof.profiling.engine.counts import format_of
+from alphaprof.profiling.engine.pages import format_of
 from alphaprof.run.manifest import CHAIN, Drafting
 
 Array = np.ndarray[Any, Any]

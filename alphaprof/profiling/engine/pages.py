@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from alphaprof.errors import ColumnMissing, DataUnreadable, OptionInvalid, cut, shown
 from alphaprof.profiling.engine.server import fetched
 
@@ -66,6 +68,7 @@ NAMES = {
     "iteration_tokens_total_count": "iterations",
     **{f"{theirs}_{end}": f"{ours}_{end}" for theirs, ours in HISTOGRAMS.items() for end in ("sum", "count", "bucket")},
 }
+GAP = "ms between tokens"
 GAUGES = ("steps", "length")
 IN_SOURCE = ("position", "le")  # labels within one source of counters
 
@@ -312,12 +315,45 @@ class ServerTraffic:
     queue_ms: float | None  # of which it waited
 
 
-def sums_of(page: Page) -> dict[str, float]:
-    """Return counts by name, over all sources and positions."""
+def engine_of(page: Page) -> str:
+    """Return the name of the engine of a page."""
+    return ENGINES[min(engine for engine, _, _ in page)]
+
+
+def model_of(labels: Labels) -> str:
+    """Return the model that a counter belongs to; empty if it does not say."""
+    return dict(labels).get("model_name", "")
+
+
+def sums_of(page: Page, model: str | None = None) -> defaultdict[str, float]:
+    """Return the counters of one model (None: of all) over engines, by name, and by position or bound behind it: "position
+    0", "gap_bucket 0.1". Of gauges the largest.
+    """
     sums = defaultdict[str, float](float)
-    for (_, name, _), value in page.items():
-        sums[name] += value
-    return dict(sums)
+    for (_, name, labels), value in page.items():
+        if model in (None, model_of(labels)):
+            about = dict(labels)
+            full = " ".join(filter(None, (name, about.get("position"), about.get("le"))))
+            sums[full] = max(sums[full], value) if name in GAUGES else sums[full] + value
+    return sums
+
+
+def times_of(sums: Mapping[str, float]) -> dict[str, float | None]:
+    """Return times in ms by name, on average and at quantiles; None: a page does not tell."""
+    decoded = sums.get("written", 0.0) - (sums.get("first_count") or sums.get("requests", 0.0))  # after the first tokens
+    times: dict[str, float | None] = {GAP: 1e3 * sums.get("gap_sum", 0.0) / decoded if decoded > 0 else None}
+    for about, name in (("ms between outputs", "gap"), ("ms to the first token", "first")):
+        bounds = sorted((float(key.split()[1]), n) for key, n in sums.items() if key.startswith(f"{name}_bucket "))
+        times |= {f"{about}, p{100 * share:.0f}": bucket_quantile(bounds, share) for share in (0.5, 0.99)}
+    return times
+
+
+def bucket_quantile(bounds: Sequence[tuple[float, float]], share: float) -> float | None:
+    """Return a quantile in ms of cumulative counts up to bounds in s, evenly spread inside a bucket; None: not known."""
+    highs, counts = np.array([(0.0, 0.0), *bounds]).T
+    with np.errstate(invalid="ignore"):
+        seconds = float(np.interp(share * counts[-1], counts, highs))
+    return 1e3 * seconds if counts[-1] and math.isfinite(seconds) else None
 
 
 def traffic_of(page: Page, windows: Sequence[Page], seconds: float | None) -> ServerTraffic | None:
