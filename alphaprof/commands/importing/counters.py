@@ -201,19 +201,16 @@ def _speculation(page: Page) -> CountedRounds | None:
     """Acceptance; None without a draft. Raises `DataUnreadable` for counts that contradict each other, and `ColumnMissing`
     for a page with averages alone.
     """
-    sums, kind = sums_of(page), next(iter(page), ("", "", ()))[0]
+    sums, kind = sums_of(page), min((engine for engine, _, _ in page), default="")
     if not {"rounds", "emitted", "drafted", "accepted"} & sums.keys():
         if sums.get("length"):
             problem = f"{ENGINES[kind]} averages its last steps (spec_accept_length), and has no {ROUNDS[kind]}"
             raise ColumnMissing(problem, "update SGLang, or import logged requests: alphaprof import sglang")
         return None
     every = "emitted" in sums and "rounds" not in sums
-    accepted = sums.get("accepted", 0.0)
-    rounds = sums.get("rounds", sums["emitted"] - accepted if every else None)
-    if (
-        "accepted" not in sums
-    ):  # SGLang: the prefill writes the first token of a request, and a round one more than it accepts
-        accepted = sums.get("written", 0.0) - sums.get("requests", 0.0) - (rounds or 0.0)
+    rounds = sums.get("rounds", sums["emitted"] - sums["accepted"] if every else None)
+    # SGLang counts no accepted tokens: prefill writes the first of a request, and a round one more than it accepts.
+    accepted = sums["written"] - sums["requests"] - (rounds or 0.0) if kind == "sglang" else sums["accepted"]
     drafted, positions = sums.get("drafted"), [name for name in sums if name.startswith("position ")]
     places = [sums[f"position {place}"] for place in range(len(positions))]
     if not rounds and not drafted:
@@ -223,17 +220,13 @@ def _speculation(page: Page) -> CountedRounds | None:
         gamma = max(len(places), int(sums["steps"]), math.ceil((drafted or 0.0) / rounds - 1e-9)) or None
         places += [0.0] * ((gamma or 0) - len(places)) if places else []
     counted, by_position = round(rounds) if rounds is not None else None, [round(count) for count in places]
-    ordered = counted is None or all(later <= earlier for earlier, later in pairwise((counted, *by_position)))
+    falls = counted is None or all(later <= earlier for earlier, later in pairwise((counted, *by_position)))
     placed = not places or abs(sum(places) - accepted) < 0.5
-    most = math.inf if drafted is None else drafted
-    if not (
-        ordered and placed and 0 <= accepted <= most and (most <= (gamma or most) * (rounds or most) or drafted is None)
-    ):
-        problem = (
-            f"since page 1, {counted} rounds drafted {drafted:.0f} tokens" if drafted is not None else f"{counted} rounds"
-        )
-        problem += f" and accepted {accepted:.0f}, by position {by_position[:8]}: these counts contradict each other"
-        raise DataUnreadable(problem, "save both pages while no request is running")
+    most = gamma * rounds if gamma and rounds else math.inf  # tokens that these rounds can have drafted
+    if not falls or not placed or not 0 <= accepted <= (most if drafted is None else drafted) <= most:
+        words = "" if drafted is None else f"drafted {drafted:.0f} tokens and "
+        problem = f"since page 1, {counted} rounds {words}accepted {accepted:.0f}, by position {by_position[:8]}"
+        raise DataUnreadable(f"{problem}: these counts contradict each other", "save both pages while no request is running")
     full = drafted == (gamma or 0) * (rounds or 0.0)  # every round drafted gamma tokens
     conditional = [
         later / earlier if earlier and (full or depth == 0) else None

@@ -228,9 +228,8 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
         raise DataUnreadable(f"{where} holds JSON, not a metrics page", hint)
     found: Page = {}
     try:
-        for sample in itertools.chain.from_iterable(
-            family.samples for family in text_string_to_metric_families(content.decode())
-        ):
+        families = text_string_to_metric_families(content.decode())
+        for sample in itertools.chain.from_iterable(family.samples for family in families):
             if (named := SERIES.match(sample.name)) and (name := NAMES.get(named[2])):
                 found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
     except (ValueError, IndexError) as error:  # the parser has no errors of its own
