@@ -137,7 +137,7 @@ FORMATS = (
         "sglang",
         "the log of an SGLang server, whose lines are averages",
         ".*accept len: ",
-        "give its metrics page (--enable-metrics), or logged answers: alphaprof import sglang FILE",
+        "give its metrics page, or logged answers: alphaprof import sglang FILE",
     ),
     Format(
         "trtllm",
