@@ -36,7 +36,7 @@ HOMES = {
     "llvmlite": ("stats/*",),
     "triton": ("profiling/scoring/*",),
     "packaging": ("version.py",),
-    "prometheus_client": ["profiling/engine/server.py"],
+    "prometheus_client": ["profiling/engine/pages.py"],
     "ray": ("profiling/on_ray.py",),
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.

@@ -23,7 +23,8 @@ DISK |= {errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.ENFIL
 
 app = Typer(
     help="Will speculative decoding pay: for which traffic, which draft, how many speculative tokens? How sure is "
-    "the answer?",
+    "the answer? Before you serve: profile and report, then validate. If a server speculates: diagnose says whether it "
+    "does as a run predicts, and import reads what it logged.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from alphaprof.run.reader import Run
 
 group = Typer()
-import_group = Typer(help="Import an engine's logs: requests as a run, counters for a first look.", no_args_is_help=True)
+import_group = Typer(
+    help="Read what an engine logged: requests as a run, texts as a run of prompt lookup, counters for a first look. "
+    "If a run predicts your server, use diagnose; to test predicted speedups before you serve, validate.",
+    no_args_is_help=True,
+)
 ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 
 
@@ -202,13 +206,22 @@ def import_logged_texts(
 @command(import_group, "alphaprof import prometheus before.txt after.txt", name="prometheus")
 def import_prometheus(
     pages: Annotated[
-        list[str], Argument(metavar="PAGES", help="vLLM's /metrics before and after the traffic, or the server's address.")
+        list[str],
+        Argument(
+            metavar="PAGES",
+            help="A server's address; its /metrics page, saved once or before and after the traffic; or one file of counts: "
+            "a server's log, a benchmark's result, llama.cpp's answers.",
+        ),
     ],
+    label: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=VALUE", help="Read one of several servers or models: model_name=NAME, instance (repeatable)."),
+    ] = None,
     seconds: Annotated[float, Option(min=1, help="Seconds to poll an address.")] = 60,
     form: Format = None,
     out: OutFiles = None,
 ) -> None:
-    """Take a first look at a vLLM server: its load, its step times, and its acceptance if it speculates.
+    """Take a first look at a server of vLLM, SGLang or llama.cpp: its acceptance, its load and its step times.
 
     To compare that acceptance with a run, use diagnose.
     """
@@ -216,7 +229,7 @@ def import_prometheus(
     from alphaprof.commands.importing.counters import counters
 
     with ConsoleProgress() as progress, interruptible(None):
-        answer = counters(pages, seconds, progress)
+        answer = counters(pages, seconds, label or (), progress)
     show(answer, form, out)
 
 

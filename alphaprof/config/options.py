@@ -433,7 +433,14 @@ class VllmOptions(Options):
         None, pattern="^https?://", description="URL of a vLLM server that writes texts; its key is read from VLLM_API_KEY"
     )
     model: str | None = Field(None, description="the target's name on that server; default: its only model")
-    args: dict[str, Any] = Field({}, description="arguments of vLLM, e.g. {tensor_parallel_size: 2, enforce_eager: true}")
+    args: dict[str, Any] = Field(
+        {},
+        description="arguments of vLLM, e.g. {tensor_parallel_size: 2, enforce_eager: true}; others are those of the server "
+        "at url, if it runs on this machine",
+    )
+    env: dict[str, str] = Field(
+        {}, description="environment of the server, e.g. {OMP_NUM_THREADS: '8'}; default: of the server at url, or this one"
+    )
     concurrency: Whole = Field(64, ge=1, description="number of texts written at a time")
 
     def problems(self) -> Iterator[str]:

@@ -38,7 +38,7 @@ from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
-from alphaprof.profiling.engine.client import TRIED, vllm_version
+from alphaprof.profiling.engine.client import TRIED, engine_environment, vllm_version
 from alphaprof.profiling.engine.steps import no_method, time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
@@ -342,8 +342,10 @@ def manifest_of(loaded: Loaded, engine: bool = True) -> Manifest:
 
 def _environment(name: str, device: torch.device, options: ProfileOptions | None) -> Environment:
     packages = {name: version(name) for name in ("torch", "transformers", "datasets", "numpy", "pyarrow", "numba")}
+    engine: Environment = {}
     if options is not None and options.vllm is not None and options.uses_engine:
         packages["vllm"] = vllm_version(options.vllm)
+        engine = {"engine": engine_environment(options.vllm)}
     with contextlib.suppress(PackageNotFoundError):  # not there on every system
         packages["triton"] = version("triton")
     return {
@@ -354,6 +356,7 @@ def _environment(name: str, device: torch.device, options: ProfileOptions | None
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "packages": packages,
+        **engine,
     }
 
 
@@ -707,6 +710,8 @@ def step_times_of(measure: Callable[[], latency.Timed], progress: Progress) -> S
     left_out = [(reason, smaller) for reason in timed.left_out]
     for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):
         noted(note("not_timed_there", reason=reason, remedy=remedy))
+    if timed.without_async:
+        noted(note("without_async", drafts=", ".join(timed.without_async)))
     if timed.waiting is not None and is_busy(timed.waiting):
         noted(note("busy", waiting=timed.waiting))
     return StepTimes(timed.table, tuple(warnings), timed.waiting)

@@ -44,7 +44,8 @@ LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; 
 
 class Environment(TypedDict, total=False):
     """What a step of a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device;
-    `timing_waiting`: the share of the timing in which the steps waited for a CPU, if that is known.
+    `engine`: variables in which the profile's vLLM ran; `timing_waiting`: the share of the timing in which the steps waited
+    for a CPU, if that is known.
     """
 
     device: str
@@ -54,6 +55,7 @@ class Environment(TypedDict, total=False):
     cores: int | None
     torch_threads: int
     packages: dict[str, str]
+    engine: dict[str, str]
     timing_waiting: float | None
 
 
@@ -353,6 +355,14 @@ class Manifest:
     def positions(self) -> int:
         """Positions in complete shards."""
         return sum(shard.positions for shard in self.shards)
+
+    @property
+    def timed_with(self) -> str:
+        """In which environment an engine timed the steps, for who starts the server; empty if none did."""
+        if "engine" not in self.environment or self.config["costs"]["source"] != "vllm":
+            return ""
+        named = " ".join(f"{name}={shlex.quote(text)}" for name, text in self.environment["engine"].items())
+        return f"vLLM timed its steps with {named or 'none of OMP_*, NUMBA_* and VLLM_* set'}: start the server so too"
 
     @property
     def drafting(self) -> Drafting:

@@ -67,6 +67,12 @@ NOTES: Mapping[str, NoteKind] = {
         "time the steps again on an idle machine; if the tail stays, so will it on a server",
         "times",
     ),
+    "without_async": NoteKind(
+        "vLLM schedules asynchronously when it decodes plainly, but not with {drafts}: a server loses as much, and its "
+        "rounds were timed so",
+        "to see what that alone costs, time plain decoding with vllm.args: {{async_scheduling: false}}",
+        "times",
+    ),
     "slow_baseline": NoteKind(
         "verifying {tokens} tokens took less time than decoding one (v < 1): the baseline is slow here, so the draft "
         "may look better than it is",

@@ -103,8 +103,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my.yaml").write_text(readme)
     (table,) = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "costs.md").read_text(), re.DOTALL)
     (folder / "h100.csv").write_text(table)
-    (times,) = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "import.md").read_text(), re.DOTALL)
-    (folder / "eagle3.csv").write_text(times)
+    rows = [("target,decode,1", 7.1), ("target,verify,2", 7.2), ("target,verify,5", 7.5), ("eagle3,draft,1", 0.5)]
+    times = "".join(f"{step},1,1024,{ms},0.01\n" for step, ms in rows)
+    (folder / "eagle3.csv").write_text(f"model,step,tokens,batch,context,ms,relative_error\n{times}")
     for name, chances in {"requests": (0.7, 0.5), "requests-new": (0.8, 0.65)}.items():
         (folder / f"{name}.jsonl").write_text("\n".join(logged(dict(zip(("code", "chat"), chances, strict=True)))))
     answers = [sglang.answer(number) | {"domain": "code"} for number in range(3)]

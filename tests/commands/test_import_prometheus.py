@@ -4,10 +4,12 @@ pages are those of vLLM's source; the values are counted from rounds, one by one
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from alphaprof.commands.importing.counters import CountedRounds, Counters, counters_of
 from alphaprof.errors import AlphaprofError
-from alphaprof.profiling.engine.server import read_saved
+from alphaprof.profiling.engine.pages import read_pages
 from tests.commands.test_import import failure, invoke
 from tests.loops import each
 from tests.reporting import HOSTILE
@@ -70,7 +72,7 @@ def rise(folder: Path, before: str | bytes, after: str | bytes) -> Counters:
 
 
 def counted(paths: Sequence[Path]) -> Counters:
-    return counters_of([read_saved(path) for path in paths])
+    return counters_of(read_pages([str(path) for path in paths]))
 
 
 def speculation(counters: Counters) -> CountedRounds:
@@ -171,7 +173,6 @@ LATER: Rounds = [*WARM, *ROUNDS]
 SPLIT = "not from one server run"
 REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "fell": (AFTER, BEFORE, SPLIT),
-    "restarted": (BEFORE, page({"0": LATER}, created=1.8e9), SPLIT),
     "another model": (BEFORE, page({"0": LATER}, model="other"), SPLIT),
     "nothing": (AFTER, AFTER, "nothing was decoded between"),
     "two models": (BEFORE + page({"0": WARM}, model="other"), AFTER + page({"0": LATER}, model="other"), "count 2 models"),
@@ -229,22 +230,209 @@ def test_a_server_without_speculation_shows_its_traffic() -> None:
 
 
 def test_windows_show_how_step_times_vary() -> None:
-    first, last = (read_saved(path) for path in RECORDED)
+    first, last = read_pages([str(path) for path in RECORDED])
     middle = {key: (first[key] + last[key]) / 2 for key in first}
-    key = next(key for key in middle if key[0] == "vllm:inter_token_latency_seconds_sum")
+    key = next(key for key in middle if key[1] == "gap_sum")
     middle[key] = first[key] + 0.25 * (last[key] - first[key])
     found = counters_of([first, middle, last], 10.0).traffic
     assert found is not None
     assert found.slowest_ms == pytest.approx((0.5 * (found.step_ms or 0), 1.5 * (found.step_ms or 0)))
 
 
-@each("pages", [["one.txt"], ["http://127.0.0.1:1", "two.txt"]])
-def test_two_pages_or_one_address_are_asked_for(pages: list[str]) -> None:
-    code, text = failure(invoke("import", "prometheus", *pages))
-    assert (code, "give two saved pages, or one address" in text) == (2, True)
+def test_at_most_two_pages_are_asked_for() -> None:
+    code, text = failure(invoke("import", "prometheus", "one.txt", "two.txt", "three.txt"))
+    assert (code, "expected an address, or 1 or 2 pages" in text) == (2, True)
 
 
 @pytest.mark.loopback
 def test_an_address_that_does_not_answer_is_refused() -> None:
     code, text = failure(invoke("import", "prometheus", "http://127.0.0.1:1"))
     assert (code, "http://127.0.0.1:1 does not answer" in text) == (4, True)
+
+
+# Files of counts
+
+LOG = "(APIServer pid=1) INFO 11-20 10:00:0{} [loggers.py:257] Engine 000: Running: 4 reqs, Waiting: 0 reqs\n{}"
+# As SpecDecodingLogging of vLLM 0.32 wrote these rounds, and seven that drafted 3, 2, 1, 3, 3, 3, 2 tokens and accepted
+# 2, 2, 0, 0, 3, 1, 0.
+VLLM_LINES = (
+    "INFO SpecDecoding metrics: Mean acceptance length: 1.23, Accepted throughput: 3194.57 tokens/s, Drafted throughput: "
+    "41209.99 tokens/s, Accepted: 10 tokens, Drafted: 129 tokens, Per-position acceptance rate: 0.093, 0.070, 0.070, Avg "
+    "Draft acceptance rate: 7.8%\n",
+    "INFO SpecDecoding metrics: Mean acceptance length: 2.14, Accepted throughput: 307231.50 tokens/s, Drafted throughput: "
+    "652866.93 tokens/s, Accepted: 8 tokens, Drafted: 17 tokens, Per-position acceptance rate: 0.571, 0.429, 0.143, Avg "
+    "Draft acceptance rate: 47.1%\n",
+)
+EARLY = "INFO SpecDecoding metrics: Draft acceptance rate: 50.0%, Accepted: 6 tokens, Drafted: 12 tokens\n"
+OLDEST = (
+    "INFO Speculative metrics: Draft acceptance rate: 0.500, System efficiency: 0.600, Number of speculative tokens: 3, "
+)
+OLDEST += "Number of accepted tokens: {}, Number of draft tokens: {}, Number of emitted tokens: {}.\n"
+BENCH = {"model_id": "m", "spec_decode_num_drafts": 43, "spec_decode_draft_tokens": 129, "spec_decode_accepted_tokens": 10}
+BENCH |= {"spec_decode_per_position_acceptance_rates": [4 / 43, 3 / 43, 3 / 43]}
+TIMINGS = {"prompt_n": 9, "predicted_n": 9, "draft_n": 12, "draft_n_accepted": 5}
+LLAMA = "0.06 I slot print_timing: id 1 | task 0 | draft acceptance{} = 0.55000 (   11 accepted /    20 generated){}\n"
+PLACED = ", mean acceptance length =  2.10, acceptance rate per position = (0.700, 0.400)"
+FINISH = "[2026] Finish: obj=GenerateReqInput(rid='r'), out={'meta_info': {'completion_tokens': 16, 'spec_verify_ct': 6}}\n"
+USAGE = {"completion_tokens": 9}
+USAGE |= {"completion_tokens_details": {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 7}}  # type: ignore[dict-item]
+TRT = {"perf_metrics": {"speculative_decoding": {"total_accepted_draft_tokens": 5, "total_draft_tokens": 12}}}
+# Server, rounds, drafted and accepted tokens, and how many rounds accepted each depth.
+FILES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "vLLM's log": (LOG.format(0, VLLM_LINES[0]) + LOG.format(1, VLLM_LINES[1]), ("vLLM", 50, 146, 18, [8, 6, 4])),
+    "its earlier form": (LOG.format(0, EARLY) + LOG.format(1, EARLY), ("vLLM", None, 24, 12, [])),
+    "V0's log, which counts from the start": (OLDEST.format(1, 6, 3) + OLDEST.format(6, 12, 10), ("vLLM", 4, 12, 6, [])),
+    "vllm bench serve": (json.dumps(BENCH, indent=1), ("vLLM", 43, 129, 10, [4, 3, 3])),
+    "llama.cpp's log": (LLAMA.format("", PLACED) * 2, ("llama.cpp", 20, 40, 22, [14, 8])),
+    "its earlier log": (LLAMA.format(" rate", ""), ("llama.cpp", None, 20, 11, [])),
+    "llama.cpp's answers": ((json.dumps({"id": "a", "timings": TIMINGS}) + "\n") * 2, ("llama.cpp", 6, 24, 10, [])),
+    "those of mlx-vlm": (json.dumps({"timings": TIMINGS | {"draft_rounds": 4}}), ("llama.cpp", 4, 12, 5, [])),
+    "SGLang's log": (FINISH * 2, ("SGLang", 12, None, 18, [])),
+    "old answers of SGLang": (
+        json.dumps({"meta_info": {"spec_verify_ct": 6, "completion_tokens": 16}}),
+        ("SGLang", 6, None, 9, []),
+    ),
+    "tabbyAPI": (json.dumps({"usage": USAGE}), ("an OpenAI server", 3, 12, 5, [])),
+    "TensorRT-LLM": (json.dumps(TRT) + "\n" + json.dumps(TRT), ("TensorRT-LLM", None, 24, 10, [])),
+}
+
+
+@each("text, known", FILES.values(), ids=FILES)
+@each("packed", [False, True])
+def test_files_of_counts_are_read(text: str, known: tuple[Any, ...], packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    found = counted([path])
+    rounds = speculation(found)
+    server, drafts, drafted, accepted, depths = known
+    assert (found.server, rounds.drafts, rounds.drafted, rounds.accepted) == (server, drafts, drafted, accepted)
+    assert [share * (drafts or 0) for share in rounds.marginal] == pytest.approx(depths, abs=0.02)  # logs round
+    length = None if drafts is None else 1 + accepted / drafts
+    assert rounds.acceptance_length == (None if length is None else pytest.approx(length))
+    words = "acceptance length unknown" if length is None else f"acceptance length {length:.3f} tokens per round"
+    assert words in invoke("import", "prometheus", path).stdout
+
+
+NAMED = {
+    "averages": (
+        "[2026 TP0] Decode batch, #running-req: 4, accept len: 2.44, accept rate: 0.48\n",
+        "log of an SGLang server",
+    ),
+    "guidellm": ('{"metadata": {"guidellm_version": "0.5"}, "benchmarks": []}', "a report of guidellm"),
+    "aiperf": ('{"metrics": {"output_sequence_length": {"value": 61}}}', "an export of aiperf"),
+    "speculators": ("subset,num_drafts,num_draft_tokens,num_accepted_tokens\nmath,1,2,1\n", "table of speculators"),
+    "vLLM": ('{"metrics": {"speculative_decoding": {"acceptance_histogram": [1, 2]}}}', "an answer of vLLM"),
+    "SGLang": ('{"meta_info": {"spec_verify_ct": 1, "spec_accept_histogram": [1]}}', "an answer of SGLang"),
+    "cut off": (gzip.compress(BEFORE.encode())[:99], "is compressed, and damaged"),
+}
+
+
+@each("content, words", NAMED.values(), ids=NAMED)
+def test_files_without_sums_are_named(content: str | bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, text = failure(invoke("import", "prometheus", path))
+    assert (code, words in text) == (3, True)
+
+
+ELSEWHERE = {name: text for name, (text, _) in FILES.items()} | {
+    name: text for name, (text, _) in NAMED.items() if isinstance(text, str) and name != "vLLM"
+}
+ELSEWHERE["vllm bench serve"] = json.dumps(BENCH)  # on one line, as it is written
+
+
+@each("name", ELSEWHERE)
+def test_requests_of_other_engines_are_named_with_the_next_step(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(ELSEWHERE[name])
+    code, text = failure(invoke("import", "vllm", path, "--rule", "strict", "--out", tmp_path / "run"))
+    next_step = "alphaprof import sglang" if name in ("averages", "SGLang") else "metrics page, or logged answers"
+    next_step = f"alphaprof import prometheus {path}" if name in FILES else next_step
+    assert (code, "line 1: this is " in text, next_step in text) == (3, True, True)
+
+
+def test_a_text_that_only_mentions_a_format_is_not_taken_for_it(tmp_path: Path) -> None:
+    told = json.dumps({"content": json.dumps({"timings": TIMINGS}) + FINISH.replace("'", '"')})
+    path = tmp_path / "file"
+    path.write_text(told)
+    code, text = failure(invoke("import", "prometheus", path))
+    assert (code, "holds JSON, not a metrics page" in text) == (3, True)
+
+
+# Pages of several servers, and of other engines
+
+
+def labelled(text: str, **labels: str) -> str:
+    """A page as a federation serves it."""
+    more = "".join(f',{name}="{value}"' for name, value in labels.items())
+    return text.replace('model_name="served/target"', f'model_name="served/target"{more}')
+
+
+def test_one_of_several_servers_is_asked_for_by_label(tmp_path: Path) -> None:
+    first, second = (labelled(AFTER, job="llm", instance=f"{host}:8000") for host in ("a", "b"))
+    other = page({"0": WARM}, model="other")
+    path = saved(tmp_path, first + second, first + other)
+    code, text = failure(invoke("import", "prometheus", path[0]))
+    assert (code, "2 instances: a:8000, b:8000" in text, "--label instance=a:8000" in text) == (3, True, True)
+    code, text = failure(invoke("import", "prometheus", path[1]))
+    assert (code, "2 models: other, served/target" in text) == (3, True)
+
+    def rounds(place: Path, *labels: str) -> int:
+        asked = [word for label in labels for word in ("--label", label)]
+        answer = json.loads(invoke("import", "prometheus", place, *asked, "--format", "json").stdout)
+        return int(answer["speculation"]["drafts"])
+
+    assert rounds(path[0], "instance=a:8000") == len(LATER)
+    assert rounds(path[0], "instance=a:8000", "instance=b:8000") == 2 * len(LATER)
+    assert rounds(path[1], "model_name=other") == len(WARM)
+    for label, words in (("model_name=none", "the pages have engine=0"), ("model_name", "has no value")):
+        code, text = failure(invoke("import", "prometheus", path[1], "--label", label))
+        assert (code, words in text) == (2, True)
+
+
+def test_counters_that_were_reset_count_from_then_on_and_it_is_said(tmp_path: Path) -> None:
+    """Engine 1 restarts between the pages, and has made fewer rounds since, or more."""
+    for made in (1, 20):
+        before = page({"0": WARM, "1": WARM})
+        after = page({"0": LATER}) + page({"1": [(3, 3)] * made}, created=1.8e9)
+        paths = saved(tmp_path, before, after)
+        found = counted(paths)
+        assert (speculation(found).drafts, len(found.reset)) == (len(ROUNDS) + made, 1)
+        assert "counters of 1 served/target were reset between" in invoke("import", "prometheus", *paths).stdout
+
+
+def test_other_engines_and_names_are_read(tmp_path: Path) -> None:
+    """llama.cpp counts positions that occurred; Ray writes each counter twice; V0 counts what rounds emitted."""
+    counts = {"num_draft_tokens_total": 30, "num_accepted_tokens_total": 14}
+    lines = {
+        engine: "".join(f"{engine}spec_decode_{name} {count}\n" for name, count in counts.items())
+        for engine in ("llamacpp:", "vllm:", "ray_vllm_")
+    }
+    places = 'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 14\n'
+    twice = lines["ray_vllm_"] + lines["ray_vllm_"].replace("_total", "") + "ray_vllm_spec_decode_num_drafts_total 10\n"
+    sglang = 'sglang:spec_accept_length{model_name="m"} 2.4\nsglang:generation_tokens_total{model_name="m"} 28\n'
+    gaps = "".join(
+        f'sglang:inter_token_latency_seconds_{end}{{model_name="m"}} {n}\n' for end, n in (("count", 24), ("sum", 0.24))
+    )
+    rounds = 'sglang:spec_verify_calls_total{model_name="m"} 10\nsglang:num_requests_total{model_name="m"} 4\n'
+    for name, text, known in (
+        ("llama.cpp", lines["llamacpp:"] + places + "llamacpp:spec_decode_num_drafts_total 20\n", (2, 20, 30, [0.7, 0.0])),
+        ("vLLM", twice, (3, 10, 30, [])),
+        ("vLLM", lines["vllm:"] + "vllm:spec_decode_num_emitted_tokens_total 24\n", (3, 10, 30, [])),
+        ("vLLM", lines["vllm:"], (None, None, 30, [])),
+        ("SGLang", sglang + gaps + rounds, (None, 10, None, [])),
+    ):
+        path = tmp_path / "page.txt"
+        path.write_text(text)
+        found = counted([path])
+        counted_rounds = speculation(found)
+        assert (found.server, counted_rounds.accepted) == (name, 14)
+        assert (counted_rounds.gamma, counted_rounds.drafts, counted_rounds.drafted, list(counted_rounds.marginal)) == known
+        assert (found.traffic.step_ms if found.traffic else None) == (10.0 if name == "SGLang" else None)
+    path.write_text(lines["vllm:"])
+    assert (
+        "rounds are not counted here (no vllm:spec_decode_num_drafts_total)" in invoke("import", "prometheus", path).stdout
+    )
+    path.write_text(sglang + gaps)
+    code, text = failure(invoke("import", "prometheus", path))
+    assert (code, "has no sglang:spec_verify_calls_total" in text, "import logged requests" in text) == (3, True, True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.server
 import itertools
 import json
 import os
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,24 +20,27 @@ import numpy as np
 import pytest
 import yaml
 
+from alphaprof.commands.export.engines import export
 from alphaprof.commands.validate.engine import rounds_of, validate_by
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import MeasuredCosts, VllmOptions
 from alphaprof.costs.timing import reach
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
-from alphaprof.profiling.engine.client import VllmEngine, vllm_version
-from alphaprof.profiling.engine.server import KEY, VllmServer
+from alphaprof.profiling.engine import vllm_worker
+from alphaprof.profiling.engine.client import VllmEngine, engine_environment, vllm_version
+from alphaprof.profiling.engine.server import KEY, VllmServer, arguments_of
 from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineSteps, speculation, steps_of_rounds, time_engines
-from alphaprof.profiling.engine.vllm_worker import Forced
+from alphaprof.profiling.engine.vllm_worker import Forced, SteppedEngine
 from alphaprof.profiling.profile import load, require_costs
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.latency import BudgetSpent, Timed
 from alphaprof.run.manifest import DraftFacts
-from alphaprof.run.reader import Run
+from alphaprof.run.reader import Run, RunDraft
 from tests.commands.test_import import failure, invoke
 from tests.engine import OPTIONS, ROOT, fake_python, written_profile
 from tests.loops import each
 from tests.runs import Silent
+from tests.synthetic import Recipe, altered, write_run
 
 Served = tuple[str, dict[str, Any], list[tuple[str, Any, str | None]]]  # of a server: address, answers by path, questions
 VLLM = "ALPHAPROF_VLLM_PYTHON"  # the python of an environment with vLLM, for the test that runs a real one
@@ -117,8 +123,11 @@ def test_steps_of_a_round_follow_from_those_of_the_engines() -> None:
 
 class Engines:
     """Stands in for vLLM's engines: how many are alive, and the drift of the machine's speed while one after another runs.
-    A step takes 10 ms, and for each token 1 ms more to verify it and 2 to draft it. `fails`: the one that ends at once.
+    A step takes 10 ms, and for each token 1 ms more to verify it and 2 to draft it. `fails`: the one that ends at once;
+    `asynchronous`: methods with which it schedules so.
     """
+
+    asynchronous: tuple[str, ...] = ()
 
     def __init__(self, drift: float = 0.0, fails: int | None = None) -> None:
         self.drift, self.fails = drift, fails
@@ -127,7 +136,7 @@ class Engines:
 
     def __call__(self, options: VllmOptions, model: Any, speculation: dict[str, Any] | None = None) -> Engines:
         self.speculation = speculation or {"method": "plain", "num_speculative_tokens": 0}
-        self.facts = {"context": 256, "waited_s": 0.0}
+        self.facts = {"context": 256, "waited_s": 0.0, "async_scheduling": self.speculation["method"] in self.asynchronous}
         return self
 
     def start(self) -> None:
@@ -196,6 +205,88 @@ def test_an_engine_that_fails_is_ended_before_its_error_goes_on(
     with pytest.raises(EngineFailed, match="no room"):
         timed_by(engines, monkeypatch, tmp_path)
     assert (engines.most, engines.alive, len(engines.started)) == (1, 0, fails)
+
+
+def test_drafts_that_switch_asynchronous_scheduling_off_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As vLLM does on GPUs: not with prompt lookup and not with classes of one's own, as `forced` is."""
+    engines = Engines()
+    assert timed_by(engines, monkeypatch, tmp_path).without_async == ()
+    engines.asynchronous = ("plain", "m")  # `facts` calls every method so
+    assert timed_by(engines, monkeypatch, tmp_path).without_async == ()
+    engines.asynchronous = ("plain",)
+    assert timed_by(engines, monkeypatch, tmp_path).without_async == ("ngram", "head")
+
+
+def test_a_step_takes_as_long_as_slow_ones_make_it_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A median of 0, 5, 0, 62 and 10 ms would say 5; a server pays 15.4."""
+    engine = SteppedEngine.__new__(SteppedEngine)
+    engine.count, engine.held, engine.grown, engine.slack, engine.waits = [0], (1, 64), 0.0, 8, {}  # type: ignore[assignment]
+    times = iter([9.0, 9.0, 9.0, 0.0, 5.0, 0.0, 62.0, 10.0])  # the first three warm up
+    monkeypatch.setattr(engine, "_decoded", lambda: {"wall_ms": next(times), "tokens": 1})
+    assert engine.steps(1, 64, 0, 5)["ms"] == pytest.approx(15.4)
+
+
+def test_waiting_is_that_of_one_process_since_the_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that take turns wait for a processor no longer than the clock runs."""
+    engine = SteppedEngine.__new__(SteppedEngine)
+    engine.waits = {"thread-self": 5 * 10**9, "7": 10**9}
+    now = {"thread-self": 5 * 10**9 + 10**8, "7": 10**9 + 9 * 10**8}
+    monkeypatch.setattr(vllm_worker, "_waits", lambda: now)
+    assert engine.waited_s() == pytest.approx(0.9)
+    monkeypatch.undo()
+    assert sys.platform != "linux" or {*vllm_worker._waits()} == {"thread-self"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes of Linux")
+def test_an_engine_runs_as_the_server_at_the_address_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options and variables of the process come first, and of the profile before them; keys are not among them."""
+    program, python = tmp_path / "vllm", tmp_path / "python"
+    program.write_text("import time\ntime.sleep(600)\n")
+    python.write_text('#!/bin/sh\nenv > "$0.env"\necho "$2" > "$0.settings"\necho "{}"\ncat > /dev/null\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "5")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    url = "http://127.0.0.1:65123/v1"
+    theirs = {"OMP_NUM_THREADS": "3", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_API_KEY": "theirs", "PATH": os.environ["PATH"]}
+    words = ["serve", "models/small", "--port", "65123", "--max-num-seqs", "16", "--enforce-eager"]
+    with subprocess.Popen([sys.executable, program, *words], env=theirs) as server:
+        try:
+            for _ in range(200):
+                if arguments_of(url):
+                    break
+                time.sleep(0.05)
+            known = {"port": "65123", "max-num-seqs": "16", "enforce-eager": "", "model": "models/small"}
+            assert arguments_of(url) == known
+            assert arguments_of("http://127.0.0.1:65124") == arguments_of("http://elsewhere:65123") == {}
+            options = VllmOptions(url=url, python=str(python), env={"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "4"})
+            matters = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "passive", "VLLM_CPU_KVCACHE_SPACE": "2"}
+            assert engine_environment(options) == matters
+            with contextlib.closing(VllmEngine(options, {"model": "m"})) as engine:
+                engine.start()
+        finally:
+            server.kill()
+    started = dict(line.split("=", 1) for line in Path(f"{python}.env").read_text().splitlines() if "=" in line)
+    assert matters.items() <= started.items()
+    assert (started["VLLM_API_KEY"], "NUMBA_NUM_THREADS" in started) == ("secret", False)
+    settings = json.loads(Path(f"{python}.settings").read_text())
+    assert (settings["engine"]["model"], settings["served"][:2]) == ("m", ["--model", "models/small"])
+    here = engine_environment(VllmOptions(python="python"))
+    assert (here["NUMBA_NUM_THREADS"], "VLLM_API_KEY" in here) == ("5", False)
+
+
+def test_the_environment_of_timed_steps_stands_beside_an_export(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", Recipe())
+    assert run.manifest.timed_with == ""
+    costs = {"source": "vllm"}
+    for variables, words in (
+        ({"OMP_NUM_THREADS": "1", "OMP_PLACES": "{0 1}"}, "OMP_NUM_THREADS=1 OMP_PLACES='{0 1}'"),
+        ({}, "none of"),
+    ):
+        environment: Any = run.manifest.environment | {"engine": variables}
+        config = run.manifest.config | {"costs": run.manifest.config["costs"] | costs, "vllm": {"python": "python"}}
+        altered(run, environment=environment, config=config)
+        assert words in run.manifest.timed_with
+        assert run.manifest.timed_with in export(RunDraft(run, "small"), "vllm-config", gamma=2).notes
 
 
 def test_a_budget_without_time_for_every_engine_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from alphaprof.commands.doctor import Doctor
 from alphaprof.commands.dry_run import DryRun, Finding
 from alphaprof.commands.importing.counters import CountedRounds, Counters
 from alphaprof.commands.latency import Latency
-from alphaprof.profiling.engine.server import ServerTraffic
+from alphaprof.profiling.engine.pages import ServerTraffic
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.blocks import Table
 from tests.report.test_report_costs import timed
@@ -32,6 +32,7 @@ ANSWERS: dict[str, Callable[[Path], Answer]] = {
     "latency": lambda path: Latency.of(timed(path / "run")),
     "counters": lambda _: Counters(
         "0",
+        "vLLM",
         NAME,
         1,
         ServerTraffic(20.0, 40, 21.0, 60.0, 900, 2.81, 8.6, (8.3, 8.9), 1.02, 21.0, 0.5),

@@ -165,6 +165,8 @@ def _assumptions(scope: ExportScope, served: ServedDraft, to: str) -> Iterator[s
     if served.schedule is not None and scope.costs is not None:
         known = ", ".join(map(str, scope.costs.concurrencies))
         yield f"gamma by concurrency, {scope.costs.basis}, at {known}, interpolated in between; 0: no gamma is faster"
+    if timed := scope.side.run.manifest.timed_with:
+        yield timed
 
 
 def _differences(scope: ExportScope, served: ServedDraft, to: str) -> Iterator[str]:

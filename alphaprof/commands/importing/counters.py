@@ -1,22 +1,26 @@
-"""Counters on vLLM's /metrics page: what rose between two readings, its traffic, and its acceptance if it speculates."""
+"""What a server counted, as a first look: acceptance over all its requests if it speculates, and its traffic."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from alphaprof.errors import DataEmpty, DataUnreadable, OptionInvalid
-from alphaprof.profiling.engine.server import (
-    SPECULATION,
+from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, cut
+from alphaprof.profiling.engine.pages import (
+    ENGINES,
+    ROUNDS,
+    Labels,
     Page,
     ServerTraffic,
-    read_saved,
+    engine_of,
+    read_pages,
     rises_between,
-    traffic_between,
+    sums_of,
+    traffic_of,
     watch,
 )
 from alphaprof.render import format as fmt
@@ -26,26 +30,28 @@ from alphaprof.version import __version__
 if TYPE_CHECKING:
     from alphaprof.profiling.shard import Progress  # loads torch
 
-DRAFTS, DRAFTED, ACCEPTED, POSITION = (
-    f"{SPECULATION}{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
-)
+# Labels that tell servers apart, the kind of engine first; a federation may rename two. Engines of one server are added up.
+APART = ("kind", "model_name", "job", "instance", "exported_job", "exported_instance")
 
 
 @dataclass(frozen=True)
 class CountedRounds:
-    """Acceptance in the rounds of all requests. `marginal[d-1]`: share of rounds whose first d drafts were all accepted;
-    `conditional[d-1]`: share accepted of the drafts at depth d whose predecessors were, None if it is not known how many
-    had a draft there (some rounds drafted fewer tokens than others), or if no round accepted the draft before.
+    """Acceptance in the rounds of all requests; None is what is not counted. `marginal[d-1]`: share of rounds whose first d
+    drafts were all accepted; `conditional[d-1]`: share accepted of the drafts at depth d whose predecessors were, None if it
+    is not known how many had a draft there (some rounds drafted fewer tokens than others), or if no round accepted the draft
+    before. Both are empty if acceptance is not counted by depth.
     """
 
-    gamma: int  # positions that are counted: num_speculative_tokens
-    drafts: int  # rounds that drafted something
-    drafted: int  # tokens
+    gamma: int | None  # drafted tokens of a round, at most
+    drafts: int | None  # rounds that drafted something, or, with `every`, all rounds
+    drafted: int | None  # tokens
     accepted: int  # tokens
-    accepted_per_drafted: float  # the acceptance rate of engines: depends on gamma, is not alpha
-    acceptance_length: float  # 1 + accepted / drafts
+    accepted_per_drafted: float | None  # the acceptance rate of engines: depends on gamma, is not alpha
+    acceptance_length: float | None  # 1 + accepted / drafts
     marginal: tuple[float, ...]
     conditional: tuple[float | None, ...]
+    every: bool = False
+    missing: str | None = None  # the counter of rounds that the page of the server would have
 
 
 @dataclass(frozen=True)
@@ -55,38 +61,53 @@ class Counters:
     """
 
     format: ClassVar[str] = "alphaprof-counters"
-    version: ClassVar[str] = "2.0"
+    version: ClassVar[str] = "3.0"
 
     alphaprof: str
+    server: str  # what counted
     target: str | None  # the model_name of the counters
     engines: int  # whose counters were added up
     traffic: ServerTraffic | None  # None: the pages hold speculation alone
     speculation: CountedRounds | None  # None: the server does not speculate
+    reset: tuple[str, ...] = ()  # sources that were reset between the readings, and count from then on
 
     def blocks(self) -> Iterator[Block]:
         """Yield acceptance, the traffic, and what to do with them."""
         of = f", {fmt.many(self.engines, 'engine')}" if self.engines > 1 else ""
         if self.speculation is not None:
             yield from _speculation_blocks(self.speculation)
-        yield f"target {self.target or 'unknown'}{of}" + ("" if self.speculation else ", without speculation")
+        plain = "" if self.speculation else ", without speculation"
+        yield f"{self.server}, target {self.target or 'unknown'}{of}{plain}"
+        if self.reset:
+            yield f"counters of {', '.join(self.reset)} were reset between the readings: what they counted before is missing"
         if self.traffic is not None:
             yield from _traffic_lines(self.traffic, self.speculation is not None)
-        yield Small("For intervals, domains and a verdict, import logged requests: alphaprof import vllm (docs/import.md).")
+        importer = {"vLLM": "vllm", "SGLang": "sglang"}.get(self.server)
+        more = f"import logged requests: alphaprof import {importer}" if importer else "profile the draft here, and diagnose"
+        yield Small(f"For intervals, domains and a verdict, {more} (docs/import.md).")
 
 
 def _speculation_blocks(found: CountedRounds) -> Iterator[Block]:
-    length = f"acceptance length {fmt.number(found.acceptance_length, 3)} tokens per round with a draft"
-    yield f"{length}, at gamma {found.gamma}"
+    kind = "round, those without a draft too" if found.every else "round with a draft"
+    if found.acceptance_length is None:
+        yield f"acceptance length unknown: rounds are not counted here{f' (no {found.missing})' if found.missing else ''}"
+    else:
+        at = "" if found.gamma is None else f", at gamma {found.gamma}"
+        yield f"acceptance length {fmt.number(found.acceptance_length, 3)} tokens per {kind}{at}"
     yield "no interval: counters are sums over requests"
-    rate = f"{fmt.count(found.accepted)} of {fmt.count(found.drafted)} drafted tokens accepted"
-    yield f"{fmt.many(found.drafts, 'round')} with a draft, {rate}"
-    share = f"accepted/drafted {fmt.share(found.accepted_per_drafted)}"
-    yield f"{share}: the acceptance rate of engines; it depends on gamma and is not alpha"
+    of = "" if found.drafts is None else f"{fmt.many(found.drafts, 'round')}{'' if found.every else ' with a draft'}, "
+    drafted = "" if found.drafted is None else f"of {fmt.count(found.drafted)} "
+    yield f"{of}{fmt.count(found.accepted)} {drafted}drafted tokens accepted"
+    if found.accepted_per_drafted is not None:
+        share = f"accepted/drafted {fmt.share(found.accepted_per_drafted)}"
+        yield f"{share}: the acceptance rate of engines; it depends on gamma and is not alpha"
     yield ""
+    if not found.marginal:
+        return
     shares = zip(map(fmt.share, found.marginal), map(fmt.share, found.conditional), strict=True)
     rows = [(str(depth), *each) for depth, each in enumerate(shares, 1)]
     yield table_of_rows("by depth", ("depth", "marginal", "conditional"), rows)
-    full = found.drafted == found.gamma * found.drafts
+    full = found.drafted == (found.gamma or 0) * (found.drafts or 0)
     cause = "no round accepted draft d - 1" if full else "some rounds drafted fewer tokens"
     short = f" conditional: n/a if {cause}." if None in found.conditional else ""
     yield Small(f"marginal: first d drafts all accepted. conditional: draft d accepted if those before it were.{short}")
@@ -112,66 +133,114 @@ def _traffic_lines(traffic: ServerTraffic, speculates: bool) -> Iterator[str]:
         yield f"next: profile this traffic with {asked} --set costs.context={max(8, round(context))}"
 
 
-def counters(pages: Sequence[str], seconds: float, progress: Progress) -> Counters:
-    """Return what two saved pages say, or those of a server's address that is polled for some seconds. Raises
-    `OptionInvalid` for other numbers of pages, and what `counters_of` raises.
+def counters(places: Sequence[str], seconds: float, labels: Sequence[str], progress: Progress) -> Counters:
+    """Return what one or two saved pages say, or those of a server's address that is polled for some seconds; `labels`: see
+    `counters_of`. Raises what `read_pages` and `counters_of` do.
     """
-    is_address = pages[0].startswith(("http://", "https://"))
-    if len(pages) != (1 if is_address else 2):
-        hint = "give two saved pages, or one address: http://127.0.0.1:8000"
-        raise OptionInvalid(f"expected 2 pages or 1 address, got {len(pages)}", hint)
-    if not is_address:
-        return counters_of([read_saved(Path(page)) for page in pages])
-    progress.start(f"reading {pages[0]}", round(seconds), "s")
-    return counters_of(*watch(pages[0], seconds, progress.advance))
+    if len(places) == 1 and places[0].startswith(("http://", "https://")):
+        progress.start(f"reading {places[0]}", round(seconds), "s")
+        return counters_of(*watch(places[0], seconds, progress.advance), labels=labels)
+    return counters_of(read_pages(places), labels=labels)
 
 
-def counters_of(pages: Sequence[Page], seconds: float | None = None) -> Counters:
-    """Return what happened between the first and the last of some pages. Raises `DataUnreadable` and `DataEmpty`."""
-    rises, traffic = rises_between(pages[0], pages[-1]), traffic_between(pages, seconds)
-    models = sorted({dict(labels).get("model_name", "") for _, labels in rises})
-    if len(models) > 1:
-        raise DataUnreadable(f"the pages count {fmt.many(len(models), 'model')}", "save pages of a server with one model")
-    sums: Counter[tuple[str, str | None]] = Counter()  # over engines, by name and position
-    for (name, labels), rise in rises.items():
-        sums[name, dict(labels).get("position")] += rise
-    speculation = _speculation(sums) if (DRAFTS, None) in sums else None
-    if speculation is None and (traffic is None or not traffic.steps):
+def counters_of(pages: Sequence[Page], seconds: float | None = None, labels: Sequence[str] = ()) -> Counters:
+    """Return what happened between the first and the last of some pages (of one page: since the start) at the server that
+    `labels` (NAME=VALUE, several values of one name together) choose. Raises `OptionInvalid`, `DataUnreadable`,
+    `ColumnMissing` and `DataEmpty`.
+    """
+    asked = defaultdict[str, set[str]](set)
+    for label in labels:
+        name, told, value = label.partition("=")
+        if not told:
+            raise OptionInvalid(f"--label {cut(label)} has no value", "write a label as the page does: model_name=NAME")
+        asked[name].add(value)
+
+    def chosen(page: Page) -> Page:
+        return {key: each for key, each in page.items() if all(_value(key, name) in asked[name] for name in asked)}
+
+    pages = pages if len(pages) > 1 else [{}, *pages]
+    if pages[0] and not pages[0].keys() & pages[-1].keys():
+        raise DataUnreadable("the pages are not from one server run", "save two pages of the same server")
+    rises, reset = rises_between(chosen(pages[0]), chosen(pages[-1]))
+    rose = [key for key, rise in rises.items() if rise > 0]
+    if asked and not rose:
+        known = sorted({f"{name}={_value(key, name)}" for page in pages for key in page for name in (*APART, *dict(key[2]))})
+        raise OptionInvalid("nothing that was counted has these labels", f"the pages have {cut(', '.join(known), 300)}")
+    for name in APART:
+        values = sorted({_value(key, name) for key in rose})
+        if len(values) > 1 and name not in asked:
+            servers = fmt.many(len(values), name.removesuffix("_name").replace("_", " "))
+            problem = f"the pages count {servers}: {cut(', '.join(values))}"
+            raise DataUnreadable(problem, f"choose one, or name several: --label {name}={values[0]}")
+    page = {key: rise for key, rise in rises.items() if not rose or key[0] == rose[0][0]}
+    traffic = traffic_of(page, [rises_between(*map(chosen, pair))[0] for pair in pairwise(pages)], seconds)
+    speculation = _speculation(page)
+    if speculation is None and (traffic is None or not traffic.step_ms):
         hint = "save a page, send requests, and save another when they are done"
         raise DataEmpty("nothing was decoded between the readings", hint)
     return Counters(
         alphaprof=__version__,
-        target=models[0] or None,
-        engines=len({dict(labels).get("engine") for _, labels in rises}),
+        server=engine_of(page),
+        target=next((_value(key, "model_name") for key in rose), "") or None,
+        engines=len({dict(key[2]).get("engine") for key in page}),
         traffic=traffic,
         speculation=speculation,
+        reset=tuple(sorted({_source(labels) for labels in reset})),
     )
 
 
-def _speculation(sums: Mapping[tuple[str, str | None], float]) -> CountedRounds | None:
-    """Acceptance; None without a draft. Raises `DataUnreadable` for counts that contradict each other."""
-    drafts, drafted, accepted = (int(sums[name, None]) for name in (DRAFTS, DRAFTED, ACCEPTED))
-    gamma = sum(name == POSITION for name, _ in sums)
-    by_position = [int(sums[POSITION, str(position)]) for position in range(gamma)]
-    ordered = all(later <= earlier for earlier, later in pairwise((drafts, *by_position)))
-    if not ordered or sum(by_position) != accepted or not accepted <= drafted <= gamma * drafts:
-        problem = f"since page 1, {drafts} rounds drafted {drafted} tokens and accepted {accepted}, by position "
-        problem += f"{by_position[:8]}: these counts contradict each other"
-        raise DataUnreadable(problem, "save both pages while no request is running")
-    if not drafts:
+def _value(key: tuple[str, str, Labels], name: str) -> str:
+    return key[0] if name == "kind" else dict(key[2]).get(name, "")
+
+
+def _source(labels: Labels) -> str:
+    return " ".join(value for _, value in labels) or "the server"
+
+
+def _speculation(page: Page) -> CountedRounds | None:
+    """Acceptance; None without a draft. Raises `DataUnreadable` for counts that contradict each other, and `ColumnMissing`
+    for a page with averages alone.
+    """
+    sums, kind = sums_of(page), min((engine for engine, _, _ in page), default="")
+    if not {"rounds", "emitted", "drafted", "accepted"} & sums.keys():
+        if sums.get("length"):
+            problem = f"{ENGINES[kind]} averages its last steps (spec_accept_length), and has no {ROUNDS[kind]}"
+            raise ColumnMissing(problem, "update SGLang, or import logged requests: alphaprof import sglang")
         return None
-    full = drafted == gamma * drafts  # every round drafted gamma tokens
+    every = "emitted" in sums and "rounds" not in sums
+    rounds = sums.get("rounds", sums["emitted"] - sums["accepted"] if every else None)
+    # SGLang counts no accepted tokens: prefill writes the first of a request, and a round one more than it accepts.
+    accepted = sums["written"] - sums["requests"] - (rounds or 0.0) if kind == "sglang" else sums["accepted"]
+    drafted, positions = sums.get("drafted"), [name for name in sums if name.startswith("position ")]
+    places = [sums[f"position {place}"] for place in range(len(positions))]
+    if not rounds and not drafted:
+        return None
+    gamma = len(places) if places and kind == "vllm" else None
+    if gamma is None and rounds:
+        gamma = max(len(places), int(sums["steps"]), math.ceil((drafted or 0.0) / rounds - 1e-9)) or None
+        places += [0.0] * ((gamma or 0) - len(places)) if places else []
+    counted, by_position = round(rounds) if rounds is not None else None, [round(count) for count in places]
+    falls = counted is None or all(later <= earlier for earlier, later in pairwise((counted, *by_position)))
+    placed = not places or abs(sum(places) - accepted) < 0.5
+    most = gamma * rounds if gamma and rounds else math.inf  # tokens that these rounds can have drafted
+    if not falls or not placed or not 0 <= accepted <= (most if drafted is None else drafted) <= most:
+        words = "" if drafted is None else f"drafted {drafted:.0f} tokens and "
+        problem = f"since page 1, {counted} rounds {words}accepted {accepted:.0f}, by position {by_position[:8]}"
+        raise DataUnreadable(f"{problem}: these counts contradict each other", "save both pages while no request is running")
+    full = drafted == (gamma or 0) * (rounds or 0.0)  # every round drafted gamma tokens
     conditional = [
         later / earlier if earlier and (full or depth == 0) else None
-        for depth, (earlier, later) in enumerate(pairwise((drafts, *by_position)))
+        for depth, (earlier, later) in enumerate(pairwise((rounds or 0.0, *places)))
     ]
     return CountedRounds(
         gamma=gamma,
-        drafts=drafts,
-        drafted=drafted,
-        accepted=accepted,
-        accepted_per_drafted=accepted / drafted,
-        acceptance_length=1 + accepted / drafts,
-        marginal=tuple(found / drafts for found in by_position),
+        drafts=counted,
+        drafted=None if drafted is None else round(drafted),
+        accepted=round(accepted),
+        accepted_per_drafted=accepted / drafted if drafted else None,
+        acceptance_length=1 + accepted / rounds if rounds else None,
+        marginal=tuple(found / rounds for found in places) if rounds else (),
         conditional=tuple(conditional),
+        every=every and kind != "vllm",
+        missing=ROUNDS.get(kind) if rounds is None else None,
     )

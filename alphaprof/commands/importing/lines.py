@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +14,13 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from alphaprof.errors import DataUnreadable, cut, shown
+from alphaprof.profiling.engine.pages import FIRST_LOOK, GZIP, Format, format_of
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # up to what the log's columns hold
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 Fields = Mapping[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
+LOOKED_AT = 1000  # lines of a file that is no JSON, to say what it is
 MERGE = "merge the chunks of each request into one line: the first and last are needed (see docs/import.md)"
 
 
@@ -40,6 +45,10 @@ class Line:
         """Return what is wrong with this line."""
         return DataUnreadable(f"{self.where}: {problem}", hint)
 
+    def other(self, kind: Format) -> DataUnreadable:
+        """Return that this line is of a file that is not imported, and what to do with that."""
+        return self.refuse(f"this is {kind.about}", (kind.next or FIRST_LOOK).replace("FILE", cut(str(self.path))))
+
     def read(self, model: type[Model], fields: Fields) -> Model:
         """Return fields as `model` declares them; null is missing. Raises `DataUnreadable` for the first that differs."""
         try:
@@ -63,10 +72,12 @@ class LeftOut(Exception):
 
 def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
     """Yield the lines of a file that are not blank; a list becomes the `response` of an object. `digest` gets the bytes of
-    each line. Raises `DataUnreadable`.
+    each line. A file may be compressed by gzip. Raises `DataUnreadable`.
     """
     try:
         with path.open("rb") as file:
+            packed = file.read(len(GZIP)) == GZIP
+        with gzip.open(path) if packed else path.open("rb") as file:
             for number, text in enumerate(file, 1):
                 digest(text)
                 if not text.strip():
@@ -76,13 +87,18 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
                     content = json.loads(text.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
                     chunk = text.startswith((b"data:", b"event:"))
+                    if not chunk and not text.lstrip().startswith((b"{", b"[{")):  # a log names itself in one of its lines
+                        for other in itertools.chain([text], itertools.islice(file, LOOKED_AT)):
+                            if (kind := format_of(other.decode(errors="replace"))) is not None:
+                                raise line.other(kind) from None
                     hint = MERGE if chunk else "write one JSON object per line, in UTF-8"
                     raise line.refuse(str(error), hint) from None
                 if not isinstance(content, dict | list):
                     raise line.refuse(f"{shown(content)} is not a JSON object", "write one response per line")
                 yield line.inside(content if isinstance(content, dict) else {"response": content})
-    except OSError as error:
-        raise DataUnreadable(f"cannot read {cut(str(path))}: {error.strerror}", "give a JSON Lines file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        problem = f"cannot read {cut(str(path))}: {getattr(error, 'strerror', None) or error}"
+        raise DataUnreadable(problem, "give a JSON Lines file") from None
 
 
 def group(fields: Fields, name: str) -> Fields:

@@ -16,15 +16,19 @@ Names changed twice (0.5.11, 0.5.12: pull requests 23530 and 24081); the older o
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
 from alphaprof.commands.importing.lines import Count, Fields, LeftOut, Line, error_in, failure, group, unwrapped
 from alphaprof.commands.importing.vllm import MOST_DRAFTED, EngineRequest, counted_request, prompt_of
+from alphaprof.profiling.engine.pages import format_of
 from alphaprof.run.manifest import CHAIN, Drafting
 
 ROUNDS, DETAILS = "spec_verify_ct", "spec_tokens_details"
+CORRECT = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")  # the newest first, as below
+HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 CAPPED = ("spec_cap_length", "spec_cap_lens_histogram", "spec_block_accept_length")  # rounds that verified fewer drafts
 
 
@@ -32,15 +36,13 @@ class Counts(BaseModel):
     """Counts of one request, the newest name of each first."""
 
     rounds: Count = Field(alias=ROUNDS)
-    correct: Count = Field(
-        validation_alias=AliasChoices("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
-    )
+    correct: Count = Field(validation_alias=AliasChoices(*CORRECT))
     proposed: Count | None = Field(
         None, validation_alias=AliasChoices("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
     )
     histogram: list[Count] = Field(
         max_length=MOST_DRAFTED + 1,
-        validation_alias=AliasChoices("spec_correct_drafts_histogram", "spec_accept_histogram"),
+        validation_alias=AliasChoices(*HISTOGRAMS),
     )
     retractions: Count = Field(0, validation_alias=AliasChoices("num_retractions", "total_retractions"))
 
@@ -85,7 +87,9 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
     if reason == "abort":
         raise LeftOut("the request was aborted", "send it again: its text is incomplete", unmeasured=True)
     sizes = info or usage or fields
-    found = _counts_in(fields, info, sizes.get("completion_tokens"))
+    found = _counts_in(answer, fields, info, sizes.get("completion_tokens"))
+    if not found.keys() & {*HISTOGRAMS, *CORRECT} and (old := format_of(json.dumps(fields))) is not None:
+        raise answer.other(old)
     counts, capped = answer.read(Counts, found), any(found.get(name) for name in CAPPED)
     most = gamma if drafting != CHAIN and gamma is not None else _drafts(answer, counts, capped)
     ids = fields.get("prompt_token_ids") or group(fields, "sglext").get("input_ids")
@@ -114,14 +118,17 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
     return dataclasses.replace(request, rounds=rounds)
 
 
-def _counts_in(fields: Fields, info: Fields, written: Any) -> Fields:
-    """Return where the counts of rounds stand. Raises `LeftOut` if there are none."""
+def _counts_in(answer: Line, fields: Fields, info: Fields, written: Any) -> Fields:
+    """Return where the counts of rounds stand. Raises `LeftOut` if there are none, and `DataUnreadable` for other files."""
     details = group(fields, "sglext").get(DETAILS)
     if isinstance(details, list):
         raise LeftOut("several choices (n > 1) in one answer", "ask with n = 1, or with return_meta_info: true")
     for place in (info, group(group(fields, "sglext"), DETAILS)):
         if place.get(ROUNDS):
             return place
+    kind = format_of(json.dumps(fields))
+    if kind is not None and kind.engine != "sglang":
+        raise answer.other(kind)
     if written in (0, 1):
         raise LeftOut("no round: prefill wrote the whole text", "send requests with longer answers", unmeasured=True)
     ask = "use the native /generate, or set return_spec_tokens_details (or return_meta_info): true"

