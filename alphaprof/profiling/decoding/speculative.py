@@ -95,7 +95,7 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     elif policy not in rule.rule.policies:
         problem = f"applies to {' or '.join(rule.rule.policies)} text, but this is {policy}"
     if problem:
-        hint = "choose strict on greedy text; one_hot, lossless or block on sampled text; or a lossy rule on either"
+        hint = "choose strict on greedy text; one_hot, lossless or block on sampled text; or a lossy rule (docs/rules.md)"
         raise RuleNotDecodable(f"the rule {rule.id} {problem}", hint)
 
 
@@ -289,7 +289,7 @@ Verify = Callable[[torch.Tensor, Proposal, int], list[int]]
 def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
     """Return how a rule verifies."""
     if rule.rule.lossy:
-        return partial(relaxed, rule, chooser)
+        return partial(relaxed if GREEDY in rule.rule.policies else thinned, rule, chooser)
     return partial((blocks if rule.rule.blocks else lossless) if rule.rule.drawn else agreement, chooser)
 
 
@@ -328,6 +328,26 @@ def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Pro
     known = ids < rows.shape[1]  # a formula may keep a token of probability 0, but not one that the target does not have
     accepted = _leading(((rule.accept(columns) > 0) & known).tolist())
     return [*map(int, ids[:accepted]), int(host[accepted - count - 1])]
+
+
+def thinned(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
+    """Keep drafts with the probability that a lossy rule gives each; in place of the first other one stands a token drawn
+    from (p - q)+, normalised. A draft that was not drawn has q = 1 at its token.
+    """
+    count, laws = len(proposal.ids), proposal.laws
+    if count == 0:
+        return agreement(chooser, rows, proposal, at)
+    if laws is None:
+        laws = torch.nn.functional.one_hot(proposal.ids, max(rows.shape[1], int(proposal.ids.max()) + 1)).to(rows)
+    p, q = _both_laws(chooser, rows, laws)
+    of_p, of_q = (_prob(law, proposal.ids).double() for law in (p[:count], q))
+    # Of a token that was drawn, min(1, p / q) stands for its mean over q.
+    host = torch.stack([proposal.ids.double(), of_p, (of_p / of_q).clamp(max=1.0), chooser.numbers(KEPT, at, count)])
+    ids, *chances, lots = host.cpu().numpy()
+    kept = lots < rule.accept(dict(zip(("target_prob_of_draft_top", "overlap"), chances, strict=True)))
+    accepted = _leading((kept & (ids < rows.shape[1])).tolist())
+    own = _instead(chooser, p[accepted], q[accepted] if accepted < count else None, at + accepted)
+    return [*map(int, ids[:accepted]), own]
 
 
 def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
