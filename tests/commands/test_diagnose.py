@@ -21,7 +21,6 @@ from alphaprof.commands.diagnose import (
     Diagnosis,
     Served,
     ask_server,
-    bucket_quantile,
     compared,
     diagnose,
     digests_of,
@@ -29,6 +28,7 @@ from alphaprof.commands.diagnose import (
     served_run,
     shape_of,
 )
+from alphaprof.commands.importing.pages import bucket_quantile
 from alphaprof.errors import AlphaprofError
 from alphaprof.run.reader import Run, RunDraft
 from tests.commands.test_import import as_requests, counted, failure, imported, invoke, response
@@ -472,6 +472,11 @@ def test_prompts_that_the_server_renders_otherwise_are_shown(
     chats = of_a_source(run, {"path": str(data), "prompt": "{text}", "chat": True, "chat_options": thinking})
     assert rendered_otherwise(chats.run, "http://127.0.0.1:1") == ""
     assert asked[-1][1]["chat_template_kwargs"] == thinking
+    turns = [[{"role": "user", "content": f"row {number}"}] for number in range(60)]
+    data.write_text("".join(json.dumps({"turns": each, "own": {"enable_thinking": True}}) + "\n" for each in turns))
+    logged = {"path": str(data), "messages": "turns", "chat_options": thinking, "chat_template_kwargs": "own"}
+    assert rendered_otherwise(of_a_source(run, logged).run, "http://127.0.0.1:1") == ""
+    assert asked[-1][1]["chat_template_kwargs"] == {"enable_thinking": True}  # of the row
 
 
 def test_files_and_arguments_of_a_server_that_runs_here_are_compared(

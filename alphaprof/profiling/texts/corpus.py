@@ -320,6 +320,18 @@ def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict
     return {"kind": continuation.kind, "on_policy": on_policy, "processing": processing, "seed": seed}
 
 
+def chat_of(source: SourceOptions, row: Row) -> tuple[list[Turn], list[Turn], Any, Mapping[str, Any]]:
+    """Return the turns of a row's prompt, those of the answer that ends them, its tools, and variables of the template."""
+    if source.messages is None:
+        system = [{"role": "system", "content": source.system}] if source.system is not None else []
+        return [*system, {"role": "user", "content": render(str(source.prompt), row)}], [], None, source.chat_options
+    turns, answer = without_answer(named(source.messages, turns_of, cell(row, source.messages)))
+    own = decoded(cell_if_any(row, source.chat_template_kwargs))
+    if not isinstance(own, Mapping | None):
+        raise BadRow(f"{source.chat_template_kwargs} holds no object", "write {name: value}", ColumnMissing)
+    return turns, answer, cell_if_any(row, source.tools), {**source.chat_options, **set_variables(own or {})}
+
+
 def encode(
     source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, answered: bool = False
 ) -> tuple[Ids, Ids | None]:
@@ -328,25 +340,12 @@ def encode(
     """
     if source.prompt_ids is not None:
         return _token_ids(cell(row, source.prompt_ids), source.prompt_ids), None
-    tools, variables, answer = None, source.chat_options, list[Turn]()
-    if source.messages is not None:
-        turns, answer = without_answer(named(source.messages, turns_of, cell(row, source.messages)))
-        if not turns or _blank(text_of(turns[-1].get("content"))):
-            return NOTHING, NOTHING if answered else None
-        tools = cell_if_any(row, source.tools)
-        if source.chat_template_kwargs:
-            own = decoded(cell_if_any(row, source.chat_template_kwargs))
-            if not isinstance(own, Mapping | None):
-                raise BadRow(f"{source.chat_template_kwargs} holds no object", "write {name: value}", ColumnMissing)
-            variables = {**variables, **set_variables(own or {})}
-    else:
+    if source.messages is None and not source.chat:
         text = render(str(source.prompt), row)
-        if _blank(text):
-            return NOTHING, None
-        if not source.chat:
-            return _encoded(tokenizer, text, True), None
-        system = [{"role": "system", "content": source.system}] if source.system is not None else []
-        turns = [*system, {"role": "user", "content": text}]
+        return NOTHING if _blank(text) else _encoded(tokenizer, text, True), None
+    turns, answer, tools, variables = chat_of(source, row)
+    if not turns or _blank(text_of(turns[-1].get("content"))):
+        return NOTHING, NOTHING if answered else None
     if not tokenizer.chat_template:
         hint = "use prompt without chat: true, or an instruct model"
         raise ProfileInvalid(f"{source.path}: the target's tokenizer has no chat template", hint)
