@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from alphaprof.commands.importing.pages import GAP, engine_of, model_of, read, sums_of, times_of
 from alphaprof.costs.speedup import Mix
 from alphaprof.errors import (
     AlphaprofError,
@@ -30,6 +29,7 @@ from alphaprof.errors import (
     cut,
     shown,
 )
+from alphaprof.profiling.engine.pages import GAP, engine_of, model_of, read, sums_of, times_of
 from alphaprof.profiling.engine.server import answer_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt

@@ -28,8 +28,8 @@ from alphaprof.commands.diagnose import (
     served_run,
     shape_of,
 )
-from alphaprof.commands.importing.pages import bucket_quantile
 from alphaprof.errors import AlphaprofError
+from alphaprof.profiling.engine.pages import bucket_quantile
 from alphaprof.run.reader import Run, RunDraft
 from tests.commands.test_import import as_requests, counted, failure, imported, invoke, response
 from tests.commands.test_import_prometheus import page
