@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import math
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +29,8 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.profiling.engine.server import SAVE, answer_of, fetched, samples_of, saved_page
+from alphaprof.profiling.engine.pages import GAP, engine_of, model_of, read, sums_of, times_of
+from alphaprof.profiling.engine.server import answer_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
@@ -68,29 +67,6 @@ CAUSES = {  # in words, and what separates it from the others
     "lookup": ("another runner of prompt lookup", "compare tokens per round: padded rounds lower only the rate"),
 }
 FIRST = ("template", "thinking", "draft", "traffic", "context", "rule")  # causes that lower the first draft
-# What pages call what: vLLM's engines V1 and V0, llama.cpp, SGLang; Ray has names of its own for vLLM's.
-SERIES = re.compile(r"(?:ray_)?(vllm|sglang|llamacpp)[:_](\w+?)(?:_total)?(_created)?$")
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
-NAMES = {
-    "spec_decode_num_drafts": "rounds",
-    "spec_verify_calls": "rounds",
-    "spec_decode_num_draft_tokens": "drafted",
-    "spec_decode_num_accepted_tokens": "accepted",
-    "spec_decode_num_accepted_tokens_per_pos": "position",
-    "spec_decode_num_emitted_tokens": "emitted",
-    "spec_num_steps": "steps",
-    "generation_tokens": "written",
-    "tokens_predicted": "written",
-    "tokens_predicted_seconds": "gap_sum",
-    "request_prompt_tokens_sum": "prompt",
-    "prompt_tokens_histogram_sum": "prompt",
-    "request_prompt_tokens_count": "requests",
-    "num_requests": "requests",
-    **{f"inter_token_latency_seconds_{end}": f"gap_{end}" for end in ("sum", "count", "bucket")},
-    **{f"time_to_first_token_seconds_{end}": f"first_{end}" for end in ("sum", "count", "bucket")},
-}
-Labels = tuple[tuple[str, str], ...]
-Page = dict[tuple[str, str, Labels], float]  # by engine, name (a value of NAMES) and labels
 
 
 @dataclass(frozen=True)
@@ -231,7 +207,7 @@ class Served:
     rule: str = ""  # empty: counters do not tell
     speedup: Interval | None = None
     exact: bool = True  # rounds are facts, and not expectations
-    page: Page = field(default_factory=dict)
+    times: Mapping[str, float | None] = field(default_factory=dict)  # ms, by name; of counters
 
     @property
     def gamma(self) -> int:
@@ -347,7 +323,7 @@ def diagnose(
         measured_length=lengths[1],
         depths=depths,
         causes=tuple(causes),
-        speeds=tuple(speeds_of(run.speedup, known.page, plain, model)) if plain else (),
+        speeds=tuple(speeds_of(run, known, times_of(sums_of(read(plain), model)))) if plain else (),
     )
 
 
@@ -493,29 +469,27 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
     `DataUnreadable`, `DataEmpty`, `ColumnMissing`, and `OptionInvalid` for a model that is not there, or not named.
     """
     page, where = read(pages), cut(pages[-1])
-    speculates = {"rounds", "emitted"}
-    rises = defaultdict[str, float](float)
-    for (_, name, labels), value in page.items():
-        rises[dict(labels).get("model_name", "")] += value if name in speculates else 0
-    busy = [name for name, rise in rises.items() if rise > 0 and model in (None, name)]
-    if not any(name in speculates for _, name, _ in page):
-        problem = f"{where} counts no speculative decoding: {sorted({ENGINES[each] for each, *_ in page})[0]} has it off"
+    models = {name: sums_of(page, name) for name in sorted({model_of(labels) for _, _, labels in page})}
+    speculates = {name: sums for name, sums in models.items() if not {"rounds", "emitted"}.isdisjoint(sums)}
+    if not speculates:
+        problem = f"{where} counts no speculative decoding: {engine_of(page)} has it off"
         hint = "start the server with speculation; of an SGLang without spec_verify_calls_total, import logged requests"
         raise ColumnMissing(problem, f"{hint}, or give --acceptance")
-    if len(busy) > 1 or (model is not None and model not in rises):
-        raise OptionInvalid(f"{where} counts the models {', '.join(sorted(rises))}", "name one of them: --model NAME")
+    busy = [
+        name
+        for name, sums in speculates.items()
+        if sums.get("rounds", 0.0) + sums.get("emitted", 0.0) > 0 and model in (None, name)
+    ]
+    if len(busy) > 1 or (model is not None and model not in models):
+        raise OptionInvalid(f"{where} counts the models {', '.join(models)}", "name one of them: --model NAME")
     if not busy:
         raise DataEmpty(f"{where}: no round was counted", "send requests first; a second page has to be the later one")
-    mine = {key: value for key, value in page.items() if dict(key[2]).get("model_name", "") == busy[0]}
-    sums = defaultdict[str, float](float)
-    for (_, name, labels), value in mine.items():
-        sums[f"position {dict(labels)['position']}" if name == "position" else name] += value
+    sums = models[busy[0]]
     # vLLM's engine V0 counts no rounds, each of which emits one token more than it accepts, and SGLang no accepted drafts.
     rounds = sums["rounds"] if "rounds" in sums else sums["emitted"] - sums["accepted"]
     kept = sums["accepted"] if "accepted" in sums else sums["written"] - sums["requests"] - rounds
     known = sum(name.startswith("position ") for name in sums)
-    steps = [int(value) for (_, name, _), value in mine.items() if name == "steps"]
-    length = max(known, math.ceil(sums["drafted"] / max(rounds, 1.0) - 1e-9)) or max(steps, default=gamma or 0)
+    length = max(known, math.ceil(sums["drafted"] / max(rounds, 1.0) - 1e-9)) or int(sums["steps"]) or gamma or 0
     chain = np.array([[rounds, *(sums[f"position {place}"] for place in range(length))]], dtype=np.float64)
     falls = all(later <= earlier * 1.01 for earlier, later in pairwise(chain[0]))
     if not falls or not 0 <= kept <= length * rounds * 1.01 or rounds <= 0:
@@ -524,7 +498,7 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
     accepted = chain[:, 1:] if known else np.full((1, length), np.nan)
     requests = int(sums["requests"]) or None
     return Served(
-        about=f"{ENGINES[next(iter(mine))[0]]}, {where}",
+        about=f"{engine_of(page)}, {where}",
         rounds=chain[:, 0],
         tested=np.hstack([chain[:, :1], accepted[:, :-1]]),
         accepted=accepted,
@@ -532,40 +506,8 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
         drafted=float(sums["drafted"]) or None,
         requests=requests,
         prompts=np.array([sums["prompt"] / requests]) if requests and "prompt" in sums else None,
-        page=mine,
+        times=times_of(sums),
     )
-
-
-def read(places: Sequence[str]) -> Page:
-    """Return the counters of one page, or how far they rose to the second of two; what fell was reset, and counts from 0, as
-    what the first lacks does. Raises `DataUnreadable`, `ColumnMissing` and `EngineFailed`.
-    """
-    if len(places) > 2:
-        raise OptionInvalid(f"expected an address, or 1 or 2 pages, got {len(places)}", "give those before and after")
-    pages = []
-    for place in places:
-        content = fetched(place, "/metrics") if place.startswith("http") else saved_page(Path(place))
-        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-        if content.lstrip()[:1] in (b"{", b"["):
-            hint = "import it first (alphaprof import vllm REQUESTS.jsonl --rule strict --out RUN), and give that RUN"
-            raise DataUnreadable(f"{cut(place)} holds JSON, not a metrics page", hint)
-        found: Page = {}
-        for sample in samples_of(content, cut(place)):
-            if (named := SERIES.match(sample.name)) and (name := NAMES.get(named[2])):
-                found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
-        if not found:
-            raise ColumnMissing(f"{cut(place)} has no counter of vLLM, SGLang or llama.cpp", f"save its page: {SAVE}")
-        pages.append(found)
-    first, second = pages if len(pages) > 1 else ({}, pages[0])
-
-    def source(labels: Labels) -> Labels:
-        return tuple(label for label in labels if label[0] not in ("position", "le"))
-
-    fell = {key for key, value in first.items() if second.get(key, value) < value}
-    fell |= {key for key, value in first.items() if key[1].endswith(" created") and second.get(key) != value}
-    reset = {source(labels) for _, _, labels in fell}
-    kept = {key: 0.0 if key[1] == "steps" or source(key[2]) in reset else value for key, value in first.items()}
-    return {key: value - kept.get(key, 0.0) for key, value in second.items() if not key[1].endswith(" created")}
 
 
 def by_context(run: Served, known: Served) -> tuple[str, tuple[str, ...]] | None:
@@ -688,31 +630,12 @@ def digests_of(place: str) -> list[str]:
     return sorted(sha256_of([*paths, Path(place, "config.json")] if os.path.isdir(place) else [Path(place)]))
 
 
-def speeds_of(predicted: Interval | None, page: Page, plain: Sequence[str], model: str | None) -> Iterator[Speed]:
-    """Yield the times that users of a server feel, without and with speculation. Raises what unreadable pages do."""
-    sides: list[dict[str, float | None]] = []
-    for each in (read(plain), page):
-        sums = defaultdict[str, float](float)
-        for (_, name, labels), value in each.items():
-            if dict(labels).get("model_name", model) == model or model is None:
-                sums[f"{name} {dict(labels).get('le', '')}".strip()] += value
-        decoded = sums["written"] - (sums["first_count"] or sums["requests"])  # tokens after the first ones
-        times: dict[str, float | None] = {"ms between tokens": 1e3 * sums["gap_sum"] / decoded if decoded > 0 else None}
-        for about, name in (("ms between outputs", "gap"), ("ms to the first token", "first")):
-            bounds = sorted((float(key.split()[1]), n) for key, n in sums.items() if key.startswith(f"{name}_bucket "))
-            times |= {f"{about}, p{100 * share:.0f}": bucket_quantile(bounds, share) for share in (0.5, 0.99)}
-        sides.append(times)
-    tokens = [1e3 / times["ms between tokens"] if times["ms between tokens"] else None for times in sides]
-    ratio = tokens[1] / tokens[0] if tokens[0] and tokens[1] else None
-    yield Speed("tokens/s of a request", tokens[0], tokens[1], ratio, predicted)
-    for name, before in sides[0].items():
-        after = sides[1][name]
-        yield Speed(name, before, after, before / after if before and after else None, None)
-
-
-def bucket_quantile(bounds: Sequence[tuple[float, float]], share: float) -> float | None:
-    """Return a quantile in ms of cumulative counts up to bounds in s, evenly spread inside a bucket; None: not known."""
-    highs, counts = np.array([(0.0, 0.0), *bounds]).T
-    with np.errstate(invalid="ignore"):
-        seconds = float(np.interp(share * counts[-1], counts, highs))
-    return 1e3 * seconds if counts[-1] and math.isfinite(seconds) else None
+def speeds_of(run: Served, known: Served, plain: Mapping[str, float | None]) -> Iterator[Speed]:
+    """Yield the times that users of a server feel, without (`plain`) and with speculation."""
+    each = {name: (before, known.times.get(name)) for name, before in plain.items()}
+    for name, (before, after) in each.items():
+        ratio = before / after if before and after else None
+        if name == GAP:
+            rates = [1e3 / ms if ms else None for ms in (before, after)]
+            yield Speed("tokens/s of a request", rates[0], rates[1], ratio, run.speedup)
+        yield Speed(name, before, after, ratio, None)

@@ -21,7 +21,6 @@ from alphaprof.commands.diagnose import (
     Diagnosis,
     Served,
     ask_server,
-    bucket_quantile,
     compared,
     diagnose,
     digests_of,
@@ -30,6 +29,7 @@ from alphaprof.commands.diagnose import (
     shape_of,
 )
 from alphaprof.errors import AlphaprofError
+from alphaprof.profiling.engine.pages import bucket_quantile
 from alphaprof.run.reader import Run, RunDraft
 from tests.commands.test_import import as_requests, counted, failure, imported, invoke, response
 from tests.commands.test_import_prometheus import page
