@@ -22,11 +22,11 @@ GREEDY, SAMPLED = "greedy", "sampled"  # how the target chose a text's tokens
 GAMMA_LIMIT = 64  # the most drafted tokens a round that a profile may ask for
 MAX_NGRAM = 3  # tokens of the longest run that prompt lookup looks up, unless a profile says another number
 BOTH = (GREEDY, SAMPLED)
-NOT_MODELLED = {
-    "sglang": "u <= p(d)/theta_acc, or p(d) >= theta_single (SGLang's thresholds)",
-    "ensemble": "with probability min(1, (1-w) + w p/q) (Hugging Face's assistant_ensemble_weight)",
-    "lenience": "with probability min(1, p/(l q)) (Leviathan et al.)",
-    "fly": "a mismatch is accepted if the following tokens agree (vLLM's FLy)",
+SMALLEST_THRESHOLD = 1e-9  # SGLang divides by no smaller one
+NOT_MODELLED = {  # and why not
+    "fly": "a rejection where the target is unsure is waived if the next min(6, K - 1) drafts are accepted after it "
+    "(vLLM): they follow another text than the one that was measured",
+    "lenience": "with probability min(1, p(d)/(l q(d))) (Leviathan et al.): its alpha, sum min(p/l, q), is not in the log",
 }
 REMOVED = {
     "multi_draft": "use tree:WIDTH, which keeps a token that is among the draft's WIDTH likeliest"
@@ -51,11 +51,11 @@ class Rule:
 
     `emitted` is None for a lossy rule: its output departs from the text that was measured, so that its rounds cannot be
     replayed. `policies`: how the target must have chosen a text for the text to be what the rule's own decoding would emit
-    (for a lossy rule: what it departs from). `timed`: a round costs gamma draft steps and one verification of gamma + 1.
-    `drawn`: drafts are drawn from q, so that a draft equal to the target is always accepted, and what happened to the token
-    that was emitted is a probability where q is not a point mass. `blocks`: the drafts of a round are verified together.
-    `at_most_top`: it keeps at most the target's top probability; `by_token`: it depends on the rank of x_t in q. `used_by`:
-    who decodes like this.
+    (for a lossy rule: what it departs from; one of sampled text alone keeps drafts by chance). `timed`: a round costs gamma
+    draft steps and one verification of gamma + 1. `drawn`: drafts are drawn from q, so that a draft equal to the target is
+    always accepted, and what happened to the token that was emitted is a probability where q is not a point mass. `blocks`:
+    the drafts of a round are verified together. `at_most_top`: it keeps at most the target's top probability; `by_token`: it
+    depends on the rank of x_t in q. `used_by`: who decodes like this.
     """
 
     about: str
@@ -138,6 +138,17 @@ def trtllm(columns: Columns, k: int, delta: float) -> Values:
     return top_m(columns, k) * additive(columns, delta)
 
 
+def sglang(columns: Columns, single: float, acc: float) -> Values:
+    """1 if p(d) >= single, else min(1, p(d) / acc); 0 if p(d) = 0. d: the draft's top token."""
+    p = columns["target_prob_of_draft_top"].astype(np.float64)
+    return np.where((p > 0) & (p >= single), 1.0, np.minimum(1.0, p / max(acc, SMALLEST_THRESHOLD)))
+
+
+def ensemble(columns: Columns, weight: float) -> Values:
+    """1 - w (1 - sum min(p, q)) = sum min(w p + (1 - w) q, q): d is drawn from q, and verified against w p + (1 - w) q."""
+    return 1.0 - weight * (1.0 - lossless(columns).astype(np.float64))
+
+
 def tree(columns: Columns, width: int) -> Values:
     """1[x_t is among the draft's `width` most probable tokens]: a full tree of that width holds it. The text stays."""
     ranks = columns["draft_rank_of_token"]
@@ -201,6 +212,23 @@ RULES = {
         BOTH,
         (Parameter("k", 1, 1e6, +1, whole=True), Parameter("delta", 0, 1, +1)),
         used_by="TensorRT-LLM while thinking (relaxed_topk, relaxed_delta)",
+    ),
+    "sglang": Rule(
+        "p(d) >= single; else with probability min(1, p(d)/acc), d the draft's top token",
+        sglang,
+        None,
+        (SAMPLED,),
+        (Parameter("single", 0, 1, -1), Parameter("acc", 0, 1, -1)),
+        used_by="SGLang with speculative_accept_threshold_single or _acc below 1 (1,1 is one_hot)",
+    ),
+    "ensemble": Rule(
+        "with probability min(1, 1 - weight + weight p(d)/q(d)), d drawn from q; alpha = 1 - weight TV(p, q)",
+        ensemble,
+        None,
+        (SAMPLED,),
+        (Parameter("weight", 0, 1, -1),),
+        drawn=True,
+        used_by="Hugging Face with assistant_ensemble_weight and do_sample (1 is lossless)",
     ),
     "tree": Rule(
         "x_t is among the draft's `width` most probable tokens (a full tree of that width)",

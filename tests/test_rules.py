@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.rules import (
+    GREEDY,
     NOT_MODELLED,
     RULES,
     SAMPLED,
@@ -24,7 +25,7 @@ from alphaprof.rules import (
 from tests.loops import each
 
 Array = np.ndarray[Any, Any]
-LOSSY = [name for name, rule in RULES.items() if rule.lossy]
+LOSSY = [name for name, rule in RULES.items() if rule.lossy and GREEDY in rule.policies]  # those without chance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,16 @@ DIRECT: dict[str, Callable[..., float]] = {
         one.p[one.proposal] == max(one.p) or one.p[one.proposal] >= min(epsilon, delta * float(np.exp(-entropy(one.p))))
     ),
     "trtllm": lambda one, k, delta: one.proposal in ranking(one.raw_p)[:k] and one.p[one.proposal] >= max(one.p) - delta,
+    "sglang": lambda one, single, acc: (  # of d, by the branches of SGLang's kernel
+        0.0
+        if not one.p[one.proposal]
+        else 1.0
+        if one.p[one.proposal] >= single
+        else min(1.0, one.p[one.proposal] / max(acc, 1e-9))
+    ),
+    "ensemble": lambda one, weight: sum(  # over all d that the draft may draw
+        q * min(1.0, 1 - weight + weight * p / q) for p, q in zip(one.p, one.q, strict=True) if q
+    ),
     "tree": lambda one, width: one.token in ranking(one.raw_q)[:width],
 }
 
@@ -180,11 +191,40 @@ def test_float32_columns_of_a_log_do_not_change_what_is_exact_in_them(rule: Boun
         ("typical:1,1", [0, 0, 1, 0, 1]),
         ("trtllm:2,0.25", [1, 0, 1, 0, 1]),
         ("trtllm:3,0.25", [1, 1, 1, 0, 1]),
+        ("sglang:1,1", [0.25, 0.25, 0.25, 0, 1]),
+        ("sglang:0.25,1", [1, 1, 1, 0, 1]),
+        ("sglang:0,1", [1, 1, 1, 0, 1]),
+        ("sglang:1,0.5", [0.5, 0.5, 0.5, 0, 1]),
+        ("sglang:1,0", [1, 1, 1, 0, 1]),
+        ("ensemble:1", [0.75, 0.25, 0.25, 0, 0.75]),
+        ("ensemble:0.5", [0.875, 0.625, 0.625, 0.5, 0.875]),
     ],
 )
 def test_acceptance_by_hand(specification: str, accepts: list[float]) -> None:
     """It does not depend on the emitted token."""
     assert parse_rule(specification).accept(columns(EDGES)).tolist() == np.repeat(accepts, 2).tolist()
+
+
+@each(
+    ("single", "acc", "p", "kept"),
+    [
+        (1, 1, 0.298, 0.298),
+        (0.3, 1, 0.117, 0.117),
+        (1, 0.4, 0.307, 0.7675),
+        (1, 0.4, 0.044, 0.11),
+        (0.5, 0.25, 0.266, 1),
+        (0.5, 0.25, 0.068, 0.272),
+        (0.9, 0.6, 0.347, 0.57834),
+        (0, 1, 0.07, 1),
+        (0, 1, 0, 0),
+        (1, 0, 0.24, 1),
+        (1, 0, 0, 0),
+    ],
+)
+def test_thresholds_of_sglang_keep_what_its_own_kernel_keeps(single: float, acc: float, p: float, kept: float) -> None:
+    """`kept`: share of 200,000 coins with which TreeSpeculativeSamplingTargetOnly (0.5.23, compiled for a CPU) accepted."""
+    log = {"target_prob_of_draft_top": np.array([p], dtype=np.float32)}
+    assert parse_rule({"sglang": [single, acc]}).accept(log) == pytest.approx([kept], abs=1e-5)
 
 
 def test_a_tree_is_judged_by_the_emitted_token() -> None:
@@ -297,7 +337,7 @@ def test_a_draft_without_a_distribution_is_a_point_mass(rule: BoundRule) -> None
 
 @each(
     "rule",
-    [rule for rule in ALL if rule.name not in ("lossless", "block", "one_hot")],
+    [rule for rule in ALL if rule.rule.policies != (SAMPLED,)],
     ids=lambda rule: rule.id,
 )
 def test_without_a_proposal_nothing_is_accepted(rule: BoundRule) -> None:

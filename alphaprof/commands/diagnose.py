@@ -367,27 +367,25 @@ def compared(run: Served, known: Served) -> tuple[tuple[Depth, ...], tuple[Inter
         ]
     signs = np.where(np.abs(theirs - ours) > far, np.sign(theirs - ours), 0).astype(int)
 
-    def interval(values: Array, half: Array, place: int, most: float) -> Interval | None:
-        value, end = float(values[place]), float(half[place])
-        return Interval(value, max(0.0, value - end), min(most, value + end)) if math.isfinite(value) else None
+    def interval(value: float, half: float, least: float, most: float) -> Interval | None:
+        ends = (value, max(least, value - half), min(most, value + half))
+        return Interval(*map(float, ends)) if all(map(math.isfinite, ends)) else None
 
     products = [np.cumprod(np.nan_to_num(values[:-1])).tolist() for values in (ours, theirs)]
     depths = tuple(
         Depth(
             depth=place + 1,
-            predicted=interval(ours, ends[0], place, 1.0),
-            measured=interval(theirs, ends[1], place, 1.0),
-            difference=Interval(*(float(theirs[place] - ours[place] + each * far[place]) for each in (0, -1, 1)))
-            if math.isfinite(theirs[place] - ours[place] + far[place])
-            else None,
+            predicted=interval(ours[place], ends[0][place], 0.0, 1.0),
+            measured=interval(theirs[place], ends[1][place], 0.0, 1.0),
+            difference=interval(theirs[place] - ours[place], far[place], -math.inf, math.inf),
             sign=int(signs[place]),
             marginal_predicted=products[0][place],
             marginal_measured=products[1][place],
         )
         for place in range(0 if np.isnan(theirs[0]) else run.gamma)
     )
-    means = (interval(ours, ends[0], -1, run.gamma), interval(theirs, ends[1], -1, run.gamma))
-    lengths = tuple(Interval(*(1 + end for end in vars(each).values())) for each in means if each is not None)
+    means = zip((ours, theirs), ends, strict=True)
+    lengths = [*filter(None, (interval(1 + mean[-1], half[-1], 1.0, 1.0 + run.gamma) for mean, half in means))]
     return depths, (lengths[0], lengths[1]), int(signs[-1]), float(far[-1] / ours[-1]) if ours[-1] > 0 else math.inf
 
 
@@ -552,9 +550,9 @@ def ask_server(side: RunDraft, rule: str, url: str) -> tuple[dict[str, str], dic
     out: dict[str, str] = {}
     profile = side.run.manifest.profile
     with contextlib.suppress(AlphaprofError, BadRow, LeftOut, LookupError, TypeError, StopIteration):
-        found["template"] = rendered_otherwise(side.run, url)
-        if not found["template"]:
-            del found["template"]
+        if otherwise := rendered_otherwise(side.run, url):
+            found["template"] = otherwise
+        else:
             out["template"] = "the server renders the run's first prompts (with chat_options) to the same tokens"
     options = arguments_of(url)
     with contextlib.suppress(ValueError, OSError):
@@ -567,11 +565,10 @@ def ask_server(side: RunDraft, rule: str, url: str) -> tuple[dict[str, str], dic
         pairs = [(served, named.own_model.model)] if named is not None and named.own_model and served else []
         pairs += [(options["model"], profile.target.model)] if "model" in options else []
         here = [pair for pair in pairs if all(map(os.path.exists, pair))]
-        same = [digests_of(one) == digests_of(other) for one, other in here]
-        if False in same:
-            one, other = here[same.index(False)]
-            found["draft"] = f"{cut(one)} holds other weights or another config.json than {cut(other)}"
-        elif len(same) == 2:
+        for one, other in here:
+            if digests_of(one) != digests_of(other):
+                found["draft"] = f"{cut(one)} holds other weights or another config.json than {cut(other)}"
+        if len(here) == 2 and "draft" not in found:
             out["draft"] = "target and draft have the files that were profiled"
         if (cache := options.get("kv-cache-dtype", "auto")) != "auto":
             found["feedback"] = f"the server keeps KV in {cache}"

@@ -179,8 +179,8 @@ class PromptLookupDraft(DraftOptions):
     match: Literal["leftmost", "rightmost"] | None = Field(
         None,
         description="earlier place to copy from. leftmost: vLLM's V1 runner and CPU build, transformers (min_ngram 1); "
-        "rightmost: vLLM's V2 runner, which also fills every round up to γ tokens; default: as the engine that the profile "
-        "times or starts, else rightmost",
+        "rightmost: vLLM's V2 runner, which also fills every round up to γ tokens; default: rightmost, unless `vllm.python` "
+        "starts vLLM on a CPU",
     )
 
     def problems(self) -> Iterator[str]:

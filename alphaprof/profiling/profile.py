@@ -433,6 +433,10 @@ def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environ
     there = environment["packages"].get("vllm", TRIED)
     if not there.startswith(TRIED):
         yield note("other_vllm", version=there, tried=TRIED)
+    if options.vllm is None and options.costs.source == "measured" and target.device.type == "cpu":
+        padded = [draft.name for draft in loaded.drafts if draft.facts().settings.get("match") == "rightmost"]
+        if unasked := [name for name in padded if "match" not in options.drafts[name].model_fields_set]:
+            yield note("padded_here", drafts=", ".join(unasked))
     settings = [policy(kind, target.served)["processing"] for kind in kinds]
     cut = any(each is not None and each.for_draft(options.draft_processing) != each for each in settings)
     if cut and scorer.drafts and (drawn := [name for name in options.rules if parse_rule(name).rule.drawn]):

@@ -37,6 +37,7 @@ FILES = "files-"  # how the fingerprint of a model begins that is made of the SH
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
+UNKNOWN_DTYPE = "dtype unknown"  # of a target that an engine served
 PROMPTS_KNOWN_BY = ("token ids", "text", "request id")  # what prompts are known by, the best first
 NO_PROMPT = (None, PROMPTS_KNOWN_BY[-1])  # what requests are known by if the log does not hold all prompts
 LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"

@@ -128,6 +128,10 @@ NOTES: Mapping[str, NoteKind] = {
         "vLLM {version} is untested with this version of alphaprof; {tried} is tested",
         "compare a few results with your server, or use vLLM {tried}",
     ),
+    "padded_here": NoteKind(
+        "{drafts}: rightmost match, and every round filled up to gamma, as vLLM on GPUs; steps are timed on a CPU",
+        "to serve it by vLLM on a CPU or by transformers, set match: leftmost",
+    ),
     "other_dtype": NoteKind(
         "the target is measured in {reason}",
         "near-ties resolve differently in the dtype that you serve: set target.dtype to it, even if it is slow here",

@@ -264,7 +264,7 @@ class LogRules:
     @property
     def drawn(self) -> tuple[str, ...]:
         """The rules among them whose acceptance and a_t the log of a head holds by depth."""
-        return tuple(rule.id for rule in rules_of(self.accepted) if rule.rule.drawn)
+        return tuple(rule.id for rule in rules_of(self.accepted) if rule.rule.drawn and rule.rule.chained)
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -314,7 +314,7 @@ def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
     """Return whether rounds of a draft are expectations, and not facts of the log. The rule and the draft decide: control
     variates are needed where a_t happened to be 0 or 1 throughout as well.
     """
-    return rule.rule.drawn and draft.has_distribution
+    return rule.rule.drawn and rule.rule.chained and draft.has_distribution
 
 
 def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:

@@ -62,7 +62,7 @@ def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, console_
 
 BAD_RULES = {
     "unknown": ("nonsense", "unknown rule 'nonsense'"),
-    "not modelled": ("sglang", "'sglang' is not supported"),
+    "not modelled": ("fly", "'fly' is not supported"),
     "out of range": ("additive:2", "epsilon must be a number from 0 to 1"),
     "too few values": ("typical:0.1", "has 2 parameters, not 1"),
     "hostile": ("x\n\x1b[2J\u202e", "unknown rule"),

@@ -24,6 +24,7 @@ from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
 from tests.commands.test_import import failure, invoke
 from tests.loops import each
+from tests.reporting import as_first_screen
 from tests.runs import run_of_prompts
 
 Pair = tuple[list[int], list[int]]  # token ids of a prompt and its answer
@@ -254,6 +255,7 @@ def test_what_only_the_target_knows_is_unknown(tmp_path: Path) -> None:
     assert {f"ngram-2-3: prompt lookup of 2 to 3 tokens, {way}"} <= set(drawn)
     assert f"pool-5-5: prompt lookup of 5 to 5 tokens in the text and the newest earlier answer, {way}" in drawn
     assert report.failures() == []
+    assert " for served, " in as_first_screen(report)  # and not "served dtype unknown"
     code, said = failure(invoke("report", run.path, "--rules", "additive:0.1"))
     assert (code, "was imported from texts" in said) == (6, True)
     code, said = failure(invoke("export", f"{run.path}:pool-2-3", "--gamma", 3, "--to", "vllm-config"))

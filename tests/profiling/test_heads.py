@@ -259,10 +259,10 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
 
     draft = head(ids)
     seen: list[tuple[int, int, float, bool]] = []  # place, depth, q/p by its own law, whether it was kept
-    original = speculative.lossless
+    original = speculative.sampled
 
-    def spy(chooser: Any, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
-        emitted = original(chooser, rows, proposal, at)
+    def spy(rule: Any, chooser: Any, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
+        emitted = original(rule, chooser, rows, proposal, at)
         if proposal.laws is not None:
             p = torch.from_numpy(np.stack([reference.processed(row.double().numpy(), DRAWN) for row in rows]))
             for depth, token in enumerate(emitted[: len(proposal.ids)], 1):
@@ -272,7 +272,7 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
                 seen.append((at + depth - 1, depth, float(law[token] / p[depth - 1, token]), depth < len(emitted)))
         return emitted
 
-    monkeypatch.setattr(speculative, "lossless", spy)
+    monkeypatch.setattr(speculative, "sampled", spy)
     kept, expected, variance = 0, 0.0, 0.0
     for number, item in enumerate(texts(DRAWN) * 6):
         seen.clear()

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 GAMMAS = (1, 2, 4)
 DRAFTS = {
     "close": {"kind": "model", "model": "TINY/draft"},
-    "ngram": {"kind": "prompt_lookup", "max_ngram": 3},
+    "ngram": {"kind": "prompt_lookup", "max_ngram": 3, "match": "leftmost"},
     "both": {"kind": "hybrid", "first": "ngram", "then": "close", "min_match": 2},
 }
 

@@ -688,6 +688,25 @@ def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_
 
 
 @pytest.mark.parametrize(
+    ("lookup", "costs", "said"),
+    [
+        ({}, {"context": 8, "repeats": 3}, 1),
+        ({"match": "rightmost"}, {"context": 8, "repeats": 3}, 0),
+        ({"match": "leftmost"}, {"context": 8, "repeats": 3}, 0),
+        ({}, {"source": "none"}, 0),
+    ],
+)
+def test_filled_rounds_that_a_cpu_times_are_said_unless_they_were_asked_for(
+    tiny: Path, tmp_path: Path, lookup: dict[str, Any], costs: dict[str, Any], said: int
+) -> None:
+    drafts = {"ngram": {"kind": "prompt_lookup"} | lookup}
+    progress, path = Silent(), profile_file(tmp_path, tiny, drafts=drafts, costs=costs, gammas=[1, 2])
+    run = profiling.profile(load_profile(path, limit=1), tmp_path / "run", progress)
+    assert [warning["code"] for warning in run.manifest.warnings].count("padded_here") == said
+    assert run.manifest.drafts["ngram"].settings["match"] == lookup.get("match", "rightmost")
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, ["temperature", ["lossless"]]),

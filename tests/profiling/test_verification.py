@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig
+from transformers.generation.utils import _speculative_sampling
 
 from alphaprof.profiling.decoding.drafters import GREEDILY, OWN, Choice
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
@@ -27,6 +28,7 @@ from tests.tiny import llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 Array = np.ndarray[Any, Any]
+NO_DRAFT = {"target_prob_of_draft_top": np.array([np.nan])}
 PROMPT = np.array([1, 0, 2], dtype=np.int32)
 EOS = 3
 LENGTH = 3
@@ -173,6 +175,62 @@ def assert_law(texts: list[Array], expected: dict[tuple[int, ...], float]) -> No
     counted = Counter(tuple(text.tolist()) for text in texts)
     assert set(counted) <= set(expected)
     assert_follows(np.array([counted[text] for text in expected]), np.array(list(expected.values())))
+
+
+BY_CHANCE = ["sglang_0p9_0p8", "ensemble_0p4"]
+
+
+@pytest.mark.parametrize(("rule", "runs"), [*((rule, FEW) for rule in BY_CHANCE), *slow((rule, RUNS) for rule in BY_CHANCE)])
+def test_a_lossy_rule_that_keeps_drafts_by_chance_writes_its_own_law(rule: str, runs: int) -> None:
+    """All tokens but the first are drafted: d is kept with probability a, else another is drawn from what q leaves of p."""
+    target, draft = tables(5, 6)  # the draft may draw what the target does not have
+    choice = Choice(CUT, 11, "temperature", width=6)
+    drafts = draft if rule.startswith("ensemble") else point_mass(draft)
+
+    def written(text: tuple[int, ...]) -> Array:
+        p, q = law(target, text, choice), law(drafts, text, choice, is_draft=True)
+        if not text:
+            return p
+        own = np.append(p, 0.0)
+        if rule.startswith("ensemble"):
+            chances = np.minimum(1.0, 0.6 + 0.4 * np.divide(own, q, out=np.ones_like(q), where=q > 0))
+        else:
+            chances = np.where(own >= 0.9, 1.0, np.minimum(1.0, own / 0.8))
+        chances[5] = 0.0  # is not there
+        left = np.maximum(own - q, 0.0)
+        return (q * chances + (1 - q @ chances) * (left / left.sum() if left.any() else own))[:5]
+
+    expected = {(token,): chance for token, chance in enumerate(written(())) if chance}
+    for size in range(1, LENGTH):
+        for text in [text for text in expected if len(text) == size and text[-1] != EOS]:
+            chance = expected.pop(text)
+            expected |= {(*text, token): chance * each for token, each in enumerate(written(text)) if each}
+    engine = Speculation(target, draft, parse_rule(rule), LENGTH, choice)
+    assert_law([engine.decode(PROMPT, LENGTH, source_row=row).ids for row in range(runs)], expected)
+
+
+@each("weight", [0.2, 0.5, 0.9])
+def test_an_ensemble_keeps_what_transformers_keeps(weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own function, given the same draft at 4,096 places and numbers that rise, accepts as many as are small enough."""
+    logits = torch.from_numpy(np.random.default_rng(9).normal(0, 1.5, (2, 6)).astype(np.float32))
+    p, q = logits.double().softmax(1).numpy()
+    places = 4096
+    monkeypatch.setattr(torch, "rand_like", lambda ratios: (torch.arange(ratios.numel()) + 0.5) / ratios.numel())
+    kept = [
+        _speculative_sampling(
+            torch.full((1, places), token),
+            logits[1].expand(1, places, 6),
+            places,
+            logits[0].expand(1, places + 1, 6),
+            assistant_ensemble_weight=weight,
+        )[1].item()
+        / places
+        for token in range(6)
+    ]
+    found = parse_rule({"ensemble": weight}).accept({"overlap": np.array([np.minimum(p, q).sum()])} | NO_DRAFT)
+    assert found == pytest.approx([q @ kept], abs=1 / places)
+    assert max(kept) == 1
+    assert min(kept) < 0.95
 
 
 @pytest.mark.parametrize(("settings", "runs"), [(CUT, FEW), *slow([(CUT, RUNS), (PLAIN, RUNS)])], ids=str)

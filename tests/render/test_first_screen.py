@@ -105,6 +105,28 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
             assert f" {item.answer.verdict}{alone} " in row
 
 
+def test_of_a_long_next_best_the_name_is_cut_and_the_number_whole(two: Run) -> None:
+    report = build_report(two)
+    for known in (True, False):
+        domains = [
+            dataclasses.replace(
+                item,
+                next_best=dataclasses.replace(
+                    item.next_best, draft="a-draft-with-a-long-name", speedup=item.next_best.speedup if known else None
+                ),
+            )
+            for item in report.domains
+            if item.next_best is not None
+        ]
+        assert domains
+        text = as_first_screen(changed(report, domains=tuple(domains)))
+        for item in domains:
+            assert item.next_best is not None
+            value = item.next_best.speedup if known else item.next_best.tokens_per_round
+            assert value is not None
+            assert re.search(rf"a-draf\S*… {value.value:.2f}{'x' if known else ' tokens'}(?: |$)", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("width", [99, 60, 40])
 def test_a_narrow_terminal_gets_whole_numbers_and_says_what_is_left_out(wide: Run, width: int) -> None:
     report = build_report(wide)

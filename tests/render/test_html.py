@@ -169,6 +169,13 @@ def test_there_is_no_script_and_none_could_run(pages: Pages, name: str) -> None:
         assert "script" not in policy
 
 
+def test_a_line_does_not_end_inside_an_option() -> None:
+    source = plain_page("alphaprof-check", ["PASS", "see --show wiring & a--b", Small("or --out report.html")])
+    assert 'see <span class="option">--show</span> wiring &amp; a--b' in source
+    assert 'or <span class="option">--out</span> report.html' in source
+    assert ".option { white-space: nowrap; }" in source
+
+
 def test_the_same_run_gives_the_same_page(pages: Pages) -> None:
     report, page = pages("greedy")
     assert render_html(report) == page.source

@@ -179,11 +179,12 @@ VLLM = {"python": "/env/bin/python"}
 @each(
     ("changes", "device", "padded"),
     [
-        ({"costs": {"source": "measured"}}, "cuda", False),  # transformers is timed
+        ({"costs": {"source": "measured"}}, "cpu", True),  # whatever the source of step times
         ({"costs": {"source": "none"}}, "cpu", True),
         ({"costs": {"source": "roofline", "accelerator": "h200"}}, "cpu", True),
         ({"vllm": VLLM, "costs": {"source": "vllm"}}, "cuda", True),
         ({"vllm": VLLM, "costs": {"source": "vllm"}}, "cpu", False),  # its CPU build has the V1 runner
+        ({"vllm": VLLM, "costs": {"source": "none"}}, "cpu", False),
         ({"vllm": {"url": "http://there:8000"}}, "cpu", True),
         ({"match": "rightmost"}, "cpu", True),
         ({"match": "leftmost", "costs": {"source": "none"}}, "cpu", False),

@@ -95,7 +95,7 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     elif policy not in rule.rule.policies:
         problem = f"applies to {' or '.join(rule.rule.policies)} text, but this is {policy}"
     if problem:
-        hint = "choose strict on greedy text; one_hot, lossless or block on sampled text; or a lossy rule on either"
+        hint = "choose strict on greedy text; one_hot, lossless or block on sampled text; or a lossy rule (docs/rules.md)"
         raise RuleNotDecodable(f"the rule {rule.id} {problem}", hint)
 
 
@@ -288,9 +288,11 @@ Verify = Callable[[torch.Tensor, Proposal, int], list[int]]
 
 def verifier(rule: BoundRule, chooser: Chooser) -> Verify:
     """Return how a rule verifies."""
-    if rule.rule.lossy:
+    if rule.rule.lossy and GREEDY in rule.rule.policies:
         return partial(relaxed, rule, chooser)
-    return partial((blocks if rule.rule.blocks else lossless) if rule.rule.drawn else agreement, chooser)
+    if rule.rule.blocks:
+        return partial(blocks, chooser)
+    return partial(sampled, rule, chooser) if rule.rule.drawn or rule.rule.lossy else partial(agreement, chooser)
 
 
 def agreement(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
@@ -330,19 +332,25 @@ def relaxed(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Pro
     return [*map(int, ids[:accepted]), int(host[accepted - count - 1])]
 
 
-def lossless(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
-    """Return a draft d that was drawn from q is kept with probability min(1, p(d) / q(d)); in place of the first other one
-    stands a token drawn from (p - q)+, normalised (Leviathan et al. 2023). A draft that was not drawn: see `agreement`.
+def sampled(rule: BoundRule, chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:
+    """Keep each draft with the probability that the rule gives it, min(1, p(d) / q(d)) under `lossless`; in place of the
+    first other one stands a token drawn from (p - q)+, normalised (Leviathan et al. 2023). A draft that was not drawn has
+    q = 1 at its token; under an exact rule see `agreement`.
     """
-    count = len(proposal.ids)
-    if proposal.laws is None:
-        return agreement(chooser, rows, proposal, at)
-    p, q = _both_laws(chooser, rows, proposal.laws)
-    of_draft = [_prob(law, proposal.ids) for law in (p[:count], q)]
-    kept = chooser.numbers(KEPT, at, count) * of_draft[1].double() < of_draft[0].double()
-    crossed = torch.cat([proposal.ids, kept]).tolist()
-    accepted = _leading(crossed[count:])
-    return [*crossed[:accepted], _instead(chooser, p[accepted], q[accepted] if accepted < count else None, at + accepted)]
+    count, laws = len(proposal.ids), proposal.laws
+    if laws is None:
+        if count == 0 or not rule.rule.lossy:
+            return agreement(chooser, rows, proposal, at)
+        laws = torch.nn.functional.one_hot(proposal.ids, max(rows.shape[1], int(proposal.ids.max()) + 1)).to(rows)
+    p, q = _both_laws(chooser, rows, laws)
+    of_p, of_q = (_prob(law, proposal.ids).double() for law in (p[:count], q))
+    # Of a token that was drawn, min(1, p / q) stands for its mean over q.
+    host = torch.stack([proposal.ids.double(), of_p, (of_p / of_q).clamp(max=1.0), chooser.numbers(KEPT, at, count)])
+    ids, *chances, lots = host.cpu().numpy()
+    kept = lots < rule.accept(dict(zip(("target_prob_of_draft_top", "overlap"), chances, strict=True)))
+    accepted = _leading((kept & (ids < rows.shape[1])).tolist())
+    own = _instead(chooser, p[accepted], q[accepted] if accepted < count else None, at + accepted)
+    return [*map(int, ids[:accepted]), own]
 
 
 def blocks(chooser: Chooser, rows: torch.Tensor, proposal: Proposal, at: int) -> list[int]:

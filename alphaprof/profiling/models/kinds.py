@@ -145,12 +145,11 @@ def load_draft(
 def load_prompt_lookup(
     name: str, draft: PromptLookupDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> PromptLookup:
-    """Return a loader of `load_draft`. Without `match` it looks up as the engine that the profile names: where transformers
-    is timed here, or a vLLM runs on this CPU, leftmost; else as the newest vLLM.
+    """Return a loader of `load_draft`. Without `match` it looks up as vLLM does: on this CPU leftmost, where the profile has
+    one started here, else rightmost.
     """
     on_cpu = options.vllm is not None and options.vllm.python is not None and target.device.type == "cpu"
-    by_default = "leftmost" if on_cpu or (options.vllm is None and options.costs.source == "measured") else "rightmost"
-    padded = (draft.match or by_default) == "rightmost"
+    padded = (draft.match or ("leftmost" if on_cpu else "rightmost")) == "rightmost"
     facts = (target.eos, target.vocabulary, target.dtype_name)
     return PromptLookup(name, draft.max_ngram, *facts, draft.min_ngram, padded)
 

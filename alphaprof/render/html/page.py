@@ -8,6 +8,7 @@ all.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -23,6 +24,7 @@ from alphaprof.version import __version__, install_line
 if TYPE_CHECKING:
     from jinja2 import Template
 
+OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 Part = tuple[str, str, Sequence[Block]]  # a section's name, its title if it has a heading, and its blocks
 
 
@@ -58,9 +60,13 @@ def page(parts: Sequence[Part], figures: Mapping[str, Any], **values: Any) -> st
 def _template() -> Template:
     """Return the template of the page, which escapes all that is put into it."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup, escape
+
+    def prose(text: str) -> Markup:  # a line ends before an option, and not inside it
+        return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(fmt.visible(text)))))  # noqa: S704 - escaped
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"visible": fmt.visible, "sentence": lambda text: fmt.visible(fmt.sentence(text))}
+    environment.filters |= {"visible": fmt.visible, "prose": prose, "sentence": lambda text: fmt.visible(fmt.sentence(text))}
     environment.globals |= {"fmt": fmt, "outcomes": OUTCOMES, "glossary": glossary()}
     return environment.from_string(resource("page.html.j2"))
 

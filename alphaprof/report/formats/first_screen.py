@@ -23,6 +23,7 @@ from alphaprof.report.sections import ALL, NAMES
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.verdict import MIDDLE, beside
 from alphaprof.report.wording import on_for, throughput_of
+from alphaprof.run.manifest import UNKNOWN_DTYPE
 from alphaprof.run.notes import RANKS
 from alphaprof.stats.estimate import Interval
 
@@ -86,7 +87,8 @@ def _what_was_run(report: Report) -> str:
     state = "" if run.complete else " (PARTIAL)"
     model = run.target.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf").removesuffix(".GGUF")
     texts = " and ".join(dict.fromkeys(text.split(" (")[0] for text in run.texts)) or "no"
-    about = f"{fmt.short(model, MODEL)} {run.dtype}, {texts} text, {report.answer.rule}"
+    dtype = "" if run.dtype == UNKNOWN_DTYPE else f" {run.dtype}"
+    about = f"{fmt.short(model, MODEL)}{dtype}, {texts} text, {report.answer.rule}"
     return f"{', '.join(run.drafts)} for {about}, {source}{counts}{state}"
 
 

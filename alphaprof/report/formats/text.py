@@ -21,7 +21,8 @@ from alphaprof.report.sections import ALL, NAMES
 
 WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
-MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
+NEXT = "next best"
+MOST = {"domain": 16, "draft": 12, NEXT: 20}  # columns of names
 
 
 class ReportAnswer:
@@ -173,7 +174,7 @@ def _domain_lines(table: Table, width: int) -> tuple[list[Text], list[str]]:
     """Return the lines of the one table, and the columns that it goes without because the terminal is narrow."""
     head: Row = (table.named, {column: column for column in table.columns})
     rows = [{table.named: name, **cells} for name, cells in (head, *table.rows, *table.footer)]
-    texts = [{column: _cut(cell, MOST.get(column)) for column, cell in row.items()} for row in rows]
+    texts = [{column: _cut(cell, MOST.get(column), column == NEXT) for column, cell in row.items()} for row in rows]
     widths = {column: max(row[column].cell_len for row in texts) for column in rows[0]}
 
     def size(columns: Sequence[str], gap: int) -> int:
@@ -199,11 +200,15 @@ def _domain_lines(table: Table, width: int) -> tuple[list[Text], list[str]]:
     return lines, [column for column in widths if column not in shown]
 
 
-def _cut(cell: str, most: int | None) -> Text:
-    text = Text(fmt.visible(cell))
+def _cut(cell: str, most: int | None, valued: bool) -> Text:
+    """Return a cell cut to `most` columns. `valued`: a name with a value, which stays: a number that is cut is another."""
+    name, value = Text(fmt.visible(cell)), ""
+    if valued:
+        first, *rest = name.plain.split(" ", 1)
+        name, value = Text(first), "".join(f" {each}" for each in rest)
     if most is not None:
-        text.truncate(most, overflow="ellipsis")
-    return text
+        name.truncate(most - cell_len(value), overflow="ellipsis")
+    return name.append(value)
 
 
 def _load_lines(table: Table, pays: str) -> list[str]:
