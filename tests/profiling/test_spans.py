@@ -252,6 +252,9 @@ def test_markers_of_the_profile_come_before_those_of_the_template() -> None:
     assert kinds_of(options(thinking=markers), words) == (own,)
     assert kinds_of(options(spans={"thinking": markers}), words) == (own, tools, *FENCES)
     assert kinds_of(options(spans="auto", thinking=markers), words) == (own, tools, *FENCES)
+    named = kinds_of(options(spans={"plan": {}}), words)
+    assert named is not None
+    assert spans(named, words, [], ids(words, "<think>")).tolist() == ["plan"] * 7
     assert kinds_of(options(spans={"sql": {"begin": "```sql", "end": "```"}}), words) == (
         Kind("sql", "```sql", "```"),
         *(kind for kind in TEMPLATED if kind.begin in ("<think>", "<tool_call>")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,13 +93,15 @@ def _found(text: str, kinds: Sequence[Kind], border: int) -> Iterator[tuple[str,
     """Yield the name of each span, and where it begins and ends, as character offsets; only thinking may begin before the
     `border`, in the prompt.
     """
-    place = 0
-    while True:
-        begins = [(text.find(kind.begin, place if kind.name == THINKING else max(place, border)), kind) for kind in kinds]
-        if not (begins := [each for each in begins if each[0] >= 0]):
-            return
-        begin, kind = min(begins, key=lambda each: (each[0], -len(each[1].begin)))  # ```json is also ```
-        end = text.find(kind.end, begin + len(kind.begin))
+    by_marker = {kind.begin: kind for kind in reversed(kinds)}  # the first of several, the profile's
+    longest_first = sorted(by_marker, key=len, reverse=True)  # ```json is also ```
+    markers, place = re.compile("|".join(map(re.escape, longest_first))), 0
+    while (found := markers.search(text, place)) is not None:
+        kind, begin = by_marker[found[0]], found.start()
+        if begin < border and kind.name != THINKING:
+            place = begin + 1
+            continue
+        end = text.find(kind.end, found.end())
         place = len(text) if end < 0 else end + len(kind.end)
         yield kind.name, begin, place
 
