@@ -545,8 +545,7 @@ def test_heads_of_eagle_1_draft_as_one_that_recomputes(tmp_path: Path, model: Mo
     model = dataclasses.replace(model, network=copy.deepcopy(model.network))
     flat, weights = eagle1_files(layers, bias)
     draft = loaded(written(tmp_path, flat, weights | {"lm_head.weight": torch.ones(2, 2)}), model, kind="eagle1")
-    assert (draft.network.layers, draft.method, draft.network.ids) == ((FINAL,), "eagle", None)
-    assert draft.facts().settings == {"speculative_algorithm": "EAGLE"}
+    assert (draft.network.layers, draft.kind, draft.network.ids) == ((FINAL,), "eagle1", None)
     draft.network.double()
     model.network.double()
     naive = Eagle1Recomputing({"transformer_layer_config": flat}, weights, torch.empty(0))
