@@ -41,6 +41,8 @@ def cases(folder: Path) -> None:
     target = json.loads((models / "stories15m/config.json").read_text())
     heads = {kind: json.loads((golden / f"{kind}_stories15m/config.json").read_text()) for kind in HEADS}
     configs = {"target": target, "model": target, "layer_skip": target, "eagle1": target | {"num_hidden_layers": 1}, **heads}
+    configs["speculators"] = heads["eagle3"]
+    configs["eagle3"] = target | EAGLE3 | {name: value for name, value in heads["eagle3"].items() if name in EAGLE3_KEPT}
     configs["mtp"] = configs["mtp_target"] = target | MTP
     for name, config in configs.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -75,7 +77,7 @@ def cases(folder: Path) -> None:
                     served = ServedDraft(str(folder / "target"), facts, engine, method, model, None, asked, GAMMA, scheduled)
                     found.append(
                         {
-                            "to": to, "version": engine.versions[0], "kind": kind, "method": method.name, "rule": rule,
+                            "to": to, "versions": engine.versions, "kind": kind, "method": method.name, "rule": rule,
                             "why": why, "runner": method.runner, "option": rule in engine.rules,
                             "scheduled": scheduled is not None,
                             "target": str(folder / ("mtp_target" if kind == "mtp" else "target")),
@@ -87,6 +89,8 @@ def cases(folder: Path) -> None:
 
 
 HEADS = ("eagle3", "p_eagle", "pard", "dflash")
+EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}  # as SafeAILab and SpecForge write it
+EAGLE3_KEPT = ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")
 MTP = {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_nextn_predict_layers": 2}
 
 
@@ -121,18 +125,31 @@ def vllm() -> Check:
     return check
 
 
+TORCHVISION = [f"torchvision{name}" for name in ("", ".io", ".transforms", ".transforms.functional", ".transforms.v2")]
+
+
+class Stub(types.ModuleType):
+    """A package of which SGLang's arguments need the names only."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return types.SimpleNamespace(BICUBIC=3)
+
+
 def sglang() -> Check:
     """The parser of its server's arguments, and their resolution as the server does it, for CUDA."""
     from transformers.utils import import_utils
 
     import_utils.is_torchvision_available()  # before a stub of it stands there: no build fits a torch for CPUs
-    for name in ("torchvision", "torchvision.transforms", "torchvision.io"):
-        stub: Any = types.ModuleType(name)
+    for name in TORCHVISION:
+        stub = Stub(name)
         stub.__spec__, stub.__path__ = importlib.machinery.ModuleSpec(name, None), []
-        stub.InterpolationMode = types.SimpleNamespace(BICUBIC=3)
         sys.modules[name] = stub
-        if "." in name:
-            setattr(sys.modules["torchvision"], name.split(".")[1], stub)
+    from transformers import AutoConfig
+
+    register = AutoConfig.register  # transformers has had some of its configurations since
+    AutoConfig.register = staticmethod(lambda name, config, exist_ok=False: register(name, config, exist_ok=True))
     from sglang.srt import server_args as module
 
     try:
@@ -203,14 +220,15 @@ def llamacpp() -> Check:
     return check
 
 
-def broken(to: str, case: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
+def broken(to: str, version: str, case: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
     """Yield what must be refused or dropped, so that the checks are known to be at work: what, options and text."""
     if to == "vllm-config":
         config = json.loads(case["text"])
         key = "num_speculative_tokens_per_batch_size"
         yield "an unknown key", [], json.dumps(config | {"gamma": 3})
-        yield "method medusa", [], json.dumps(config | {"method": "medusa"})
-        yield "method mlp_speculator", [], json.dumps(config | {"method": "mlp_speculator"})
+        if version == "0.33":
+            yield "method medusa", [], json.dumps(config | {"method": "medusa"})
+            yield "method mlp_speculator", [], json.dumps(config | {"method": "mlp_speculator"})
         yield "no tokens", [], json.dumps(config | {"num_speculative_tokens": 0})
         yield "an unknown sample method", [], json.dumps(config | {"draft_sample_method": "lossless"})
         yield "a schedule that begins at 2", [], json.dumps(config | {key: [[2, 4, 1]]})
@@ -223,6 +241,11 @@ def broken(to: str, case: dict[str, Any]) -> Iterator[tuple[str, list[str], str]
         yield "an unknown algorithm", [], case["text"].replace("STANDALONE", "MEDUSA")
         yield "block verification of a draft model", ["--speculative-use-block-verification"], case["text"]
         yield "rejection sampling of a draft model", ["--speculative-use-rejection-sampling"], case["text"]
+        yield (
+            "an EAGLE-3 head of speculators",
+            [],
+            case["text"].replace("STANDALONE", "EAGLE3").replace("/model ", "/speculators "),
+        )
 
 
 def told(check: Callable[..., str], case: dict[str, Any], *more: str, text: str | None = None) -> tuple[bool, str]:
@@ -238,7 +261,8 @@ def told(check: Callable[..., str], case: dict[str, Any], *more: str, text: str 
             lines = [line for line in said.read().decode().splitlines() if "error" in line.lower()]
             silent = isinstance(error, SystemExit) or not str(error)
             reason = lines[-1:] if silent else str(error).strip().splitlines()
-            return False, f"{type(error).__name__}: {' '.join(line.strip() for line in reason if line.strip())[:150]}"
+            words = " ".join(line.strip() for line in reason if line.strip()).replace(f"{Path(case['target']).parent}/", "")
+            return False, f"{type(error).__name__}: {words[:150]}"
         finally:
             os.dup2(kept, 2)
             os.close(kept)
@@ -249,7 +273,7 @@ def main(engine: str, folder: Path, version: str) -> int:
     check = {"vllm": vllm, "sglang": sglang, "llamacpp": llamacpp}[engine]()
     logging.disable(logging.CRITICAL)
     every = json.loads((folder / "cases.json").read_text())
-    mine = [case for case in every if case["to"].startswith(engine) and case["version"] == version]
+    mine = [case for case in every if case["to"].startswith(engine) and version in case["versions"]]
     args = {(case["kind"], case["rule"]): case["text"] for case in mine if case["to"] == "sglang-args"}
     wrong, known = 0, dict[str, tuple[bool, str]]()
     for case in mine:
@@ -268,7 +292,7 @@ def main(engine: str, folder: Path, version: str) -> int:
         wrong += not fine
         print(f"{'ok   ' if fine else 'WRONG'} {case['to']} {version} {case['kind']} {case['rule']}: {state}: {words}")
     start = next(case for case in mine if case["kind"] == "model" and not case["why"])
-    for what, more, text in broken(start["to"], start):
+    for what, more, text in broken(start["to"], version, start):
         accepted, words = told(check, start, *more, text=text)
         wrong += accepted and "ignored:" not in words
         print(f"{'WRONG' if accepted and 'ignored:' not in words else 'ok   '} {start['to']} {version} with {what}: {words}")

@@ -299,6 +299,7 @@ def test_an_engine_is_named_at_each_difference_that_its_reading_has(tmp_path: Pa
         "the residual taken before the norm",
     }
     assert draft.engines == ("vLLM",)
+    assert draft.facts().foreign == (("SGLang",) if draft.reading["layout"] == "speculators" else ())
 
 
 def test_files_without_layer_ids_are_doubted(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_files_without_layer_ids_are_doubted(tmp_path: Path) -> None:
 def test_options_reach_the_draft(tmp_path: Path, model: Model) -> None:
     folder = written(tmp_path, config(), tensors(config()))
     draft = loaded(folder, model, gammas=(1, 4))
-    assert (draft.depths, draft.context, draft.ranks_by_depth, draft.method) == (4, 128, False, "eagle3")
+    assert (draft.depths, draft.context, draft.ranks_by_depth, draft.kind) == (4, 128, False, "eagle3")
     draft = loaded(folder, model, gammas=(1, 4), depths=6, ranks_by_depth=True)
     assert (draft.depths, draft.ranks_by_depth, draft.facts().reduced_vocabulary) == (6, True, True)
 

@@ -404,6 +404,7 @@ def load_eagle3(
         target,
         network,
         context=head.context,
+        foreign=("SGLang",) if head.layout == SPECULATORS else (),  # it looks for a model_type in config.json
         reading=words_of(head, wiring) | described(head, network),
         engines=tuple(engine for engine, theirs in served_wirings(head, config).items() if theirs == wiring),
         alternatives=alternatives(network, head, config),
