@@ -25,8 +25,9 @@ def why_not_served(engine: Engine, facts: DraftFacts, rule: str, p_min: float = 
     from alphaprof.rules import parse_rule  # numpy, which the command line needs for no help page
 
     if (method := facts.method_in(engine)) is None:
-        lacking = "drafts otherwise than this" if engine.name in facts.foreign else "has no method for a"
-        return f"{engine.name} {lacking} draft of kind {facts.kind}"
+        if engine.name in facts.foreign:
+            return f"{engine.name} does not take this draft of kind {facts.kind} as it is"
+        return f"{engine.name} has no method for a draft of kind {facts.kind}"
     if p_min and facts.has_distribution and not engine.stops:
         return f"{engine.name} does not stop drafts at a p_min"
     for bound in [parse_rule(name) for name in rule.split(" and ") if name != "auto"]:

@@ -200,7 +200,7 @@ class DraftFacts(ModelFacts):
     steps take time and whose prompts are read (else a round costs one search, however much it proposes);
     `shares_target_weights`: that model's weights are the target's; `starts_matter`: what it proposes at a position depends
     on where the round starts, so that the log holds `accepted_run`. `settings`: what engines must be given for it to draft
-    as here; `foreign`: engines that draft otherwise all the same, of those that have a method for its kind.
+    as here; `foreign`: engines that have a method for its kind, and do not take this one.
 
     Of a head, whose proposal depends on how many drafts came before it in its round: `depths`: how many it was measured for
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of

@@ -1,4 +1,4 @@
-"""The table of engines, and what their own parsers said to each of its rows when `scripts/engine_conformance.sh` last ran."""
+"""The table of engines, and what their own parsers said to each row when `scripts/engine_conformance.sh` ran last."""
 
 from __future__ import annotations
 
