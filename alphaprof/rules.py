@@ -55,7 +55,7 @@ class Rule:
     draft steps and one verification of gamma + 1. `drawn`: drafts are drawn from q, so that a draft equal to the target is
     always accepted, and what happened to the token that was emitted is a probability where q is not a point mass. `blocks`:
     the drafts of a round are verified together. `at_most_top`: it keeps at most the target's top probability; `by_token`: it
-    depends on the rank of x_t in q. `used_by`: who decodes like this.
+    depends on the rank of x_t in q. `used_by`: who decodes like this, beside the engines of config/engines.py.
     """
 
     about: str
@@ -174,8 +174,7 @@ RULES = {
         lossless_emitted,
         (SAMPLED,),
         drawn=True,
-        used_by="vLLM with draft_sample_method probabilistic, SGLang with --speculative-use-rejection-sampling, "
-        "TensorRT-LLM with use_rejection_sampling, Hugging Face with do_sample",
+        used_by="TensorRT-LLM with use_rejection_sampling, Hugging Face with do_sample",
     ),
     "block": Rule(
         "all drafts of a round verified together, d drawn from q; its per-draft alpha equals that of lossless",
@@ -184,7 +183,6 @@ RULES = {
         (SAMPLED,),
         drawn=True,
         blocks=True,
-        used_by="vLLM with rejection_sample_method block",
     ),
     "one_hot": Rule(
         "with probability p(d), d the draft's top token",
@@ -192,7 +190,7 @@ RULES = {
         agrees,
         (SAMPLED,),
         at_most_top=True,
-        used_by="vLLM, SGLang and TensorRT-LLM by default, llama.cpp, EAGLE",
+        used_by="TensorRT-LLM by default, EAGLE",
     ),
     "additive": Rule("p(d) >= p(x0) - epsilon", additive, None, BOTH, (Parameter("epsilon", 0, 1, +1),)),
     "multiplicative": Rule("p(d) >= factor p(x0)", multiplicative, None, BOTH, (Parameter("factor", 0, 1, -1),)),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Write what has its one declaration elsewhere: docs/columns.md (the log), docs/profile.md (the profile file), the tables of
-docs/rules.md (acceptance rules) and docs/report.md (JSON fields).
+docs/rules.md (acceptance rules), docs/exports.md (engines) and docs/report.md (JSON fields).
 
 python scripts/make_reference.py            (a test holds that the pages are up to date)
 """
@@ -18,7 +18,8 @@ from typing import Any
 from alphaprof import rules
 from alphaprof import rules as rule_names
 from alphaprof.commands.schema import json_schema
-from alphaprof.config import options, profile
+from alphaprof.config import engines, options, profile
+from alphaprof.report import serving
 from alphaprof.run import schema
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -148,10 +149,9 @@ def type_name(annotation: Any) -> str:
     )
 
 
-def rules_page() -> str:
-    """The page about acceptance rules: its own text, with the tables between the marks written anew."""
-    text = (DOCS / "rules.md").read_text(encoding="utf-8")
-    tables = {"rules": rules_table(), "parameters": parameters_table(), "not modelled": not_modelled_table()}
+def page_with(name: str, tables: dict[str, str]) -> str:
+    """A page: its own text, with the tables between the marks written anew."""
+    text = (DOCS / name).read_text(encoding="utf-8")
     for name, rows in tables.items():
         mark = f"<!-- {name}: written by scripts/make_reference.py -->\n"
         before, rest = text.split(mark)
@@ -168,7 +168,8 @@ def rules_table() -> str:
     for name, rule in rules.RULES.items():
         output = "another text" if rule.lossy else "the target's"
         kind = "none" if rule.lossy else "timed" if rule.timed else "not timed"
-        cells = (f"`{name}`", rule.about, output, " and ".join(rule.policies), kind, rule.used_by)
+        users = ", ".join(filter(None, (engines.used_by(name), rule.used_by)))
+        cells = (f"`{name}`", rule.about, output, " and ".join(rule.policies), kind, users)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 
@@ -188,6 +189,39 @@ def not_modelled_table() -> str:
     """The rules that alphaprof knows of and does not have."""
     rows = ["| rule | keeps the drafted token d |", "|---|---|"]
     return "\n".join([*rows, *(f"| `{name}` | {about} |" for name, about in rules.NOT_MODELLED.items())])
+
+
+VERSIONS = [engine for name in serving.PASTED for engine in engines.FORMATS[name]]
+
+
+def methods_table() -> str:
+    """The engines: what each calls a kind of draft, the rules of drawn drafts that it applies, and if it has schedules."""
+    rows = ["| `kind` | " + " | ".join(f"{engine.name} {', '.join(engine.versions)}" for engine in VERSIONS) + " |"]
+    rows.append("|---" * (len(VERSIONS) + 1) + "|")
+    for kind in map(kind_of, options.DRAFTS):
+        cells = [f"`{kind}`"]
+        for engine in VERSIONS:
+            method = engine.methods.get(kind)
+            drawn = [rule for rule in method.rules if rule not in engines.TOP] if method else []
+            words = [*drawn, "schedule"] if method and method.schedule else drawn
+            runner = f" ({method.runner})" if method and method.runner else ""
+            cells.append(f"`{method.name}`{runner} {', '.join(words)}".rstrip() if method else "")
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def options_table() -> str:
+    """How each engine is asked for a rule."""
+    rows = ["| rule | " + " | ".join(engine.name for engine in engines.ENGINES) + " |"]
+    rows.append("|---" * (len(engines.ENGINES) + 1) + "|")
+    for rule in engines.EVERY[1:]:  # greedy text needs no other options
+        asked = [engine.rules.get(rule) for engine in engines.ENGINES]
+        cells = [
+            "-" if words is None else " ".join(f"`{f'{key} {value}'.rstrip()}`" for key, value in words.items())
+            for words in asked
+        ]
+        rows.append(f"| `{rule}` | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 FIELDS = re.compile(
@@ -212,9 +246,15 @@ def fields_table(kind: dict[str, Any], names: str | None) -> str:
 
 def pages() -> Iterable[tuple[Path, str]]:
     """All pages with their paths."""
-    written = (("columns.md", columns_page()), ("profile.md", profile_page()), ("rules.md", rules_page()))
-    report = report_page(json_schema("report")["$defs"])
-    return ((DOCS / name, text) for name, text in (*written, ("report.md", report)))
+    tables = {"rules": rules_table(), "parameters": parameters_table(), "not modelled": not_modelled_table()}
+    written = {
+        "columns.md": columns_page(),
+        "profile.md": profile_page(),
+        "rules.md": page_with("rules.md", tables),
+        "exports.md": page_with("exports.md", {"methods": methods_table(), "options": options_table()}),
+        "report.md": report_page(json_schema("report")["$defs"]),
+    }
+    return ((DOCS / name, text) for name, text in written.items())
 
 
 if __name__ == "__main__":

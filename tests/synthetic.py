@@ -276,20 +276,18 @@ def facts(name: str) -> ModelFacts:
 
 def draft_facts(name: str) -> DraftFacts:
     """Facts of a draft model that does not exist."""
-    engines: dict[str, Any] = {"engine_method": "draft_model", "settings": {"speculative_algorithm": "STANDALONE"}}
-    return DraftFacts(**vars(facts(name)), has_distribution=True, has_steps=True, **engines)
+    return DraftFacts(**vars(facts(name)), has_distribution=True, has_steps=True)
 
 
 def lookup_facts(name: str) -> DraftFacts:
     """Facts of a prompt lookup, whose proposals are drawn all the same."""
-    lookup = {"has_distribution": False, "has_steps": False, "starts_matter": True, "engine_method": "ngram"}
+    lookup = {"has_distribution": False, "has_steps": False, "starts_matter": True}
     return dataclasses.replace(draft_facts(name), kind="prompt_lookup", settings={"max_ngram": 3}, **lookup)
 
 
 def head_facts(name: str, depths: int, **more: Any) -> DraftFacts:
     """Facts of a head on the target's states that does not exist, and has one word less than the target."""
-    head = {"kind": "eagle3", "starts_matter": True, "engine_method": "eagle3", "depths": depths, "reduced_vocabulary": True}
-    head["settings"] = {"speculative_algorithm": "EAGLE3"}
+    head = {"kind": "eagle3", "starts_matter": True, "depths": depths, "reduced_vocabulary": True}
     head["reading"] = {"layers": "2, 3, 5", "ids from": "config.json"}
     return dataclasses.replace(draft_facts(name), **head | more)
 

@@ -58,13 +58,16 @@ def export(
     domain: Annotated[
         str | None, Option(metavar="NAME", help="One domain; default: the whole traffic, by the decision's weights.")
     ] = None,
+    engine_version: Annotated[
+        str | None, Option(metavar="X", help="Version of the engine, e.g. 0.32; default: the newest that was read.")
+    ] = None,
     overrides: QuestionChanges = None,
     out: OutFile = None,
 ) -> None:
     """Export start options for engines, rates for simulators, or texts for training heads. Assumptions go to stderr."""
     from alphaprof.commands.export.export import export as exported
 
-    artefact = exported(run, to.value, rule, gamma, domain, overrides or (), out)
+    artefact = exported(run, to.value, rule, gamma, domain, engine_version, overrides or (), out)
     print_text(artefact.text, None if to.value == TEXTS else out)
     for kind, lines in (("note", artefact.notes), ("warning", artefact.warnings)):
         for line in lines:

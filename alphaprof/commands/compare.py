@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.config.engines import ENGINES
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import NotComparable, OptionInvalid
@@ -346,7 +347,7 @@ def _unlike_the_engine(run: RunDraft, served: RunDraft) -> Iterator[str]:
     drafting = served.run.manifest.drafting
     if served.draft != run.draft:
         yield f"the metrics of {served.run.path} do not show which draft was served: the prediction is for {run.label} only"
-    if run.run.manifest.drafts[run.draft].engine_method is None:
+    if not any(run.run.manifest.drafts[run.draft].method_in(engine) for engine in ENGINES):
         yield f"no known engine drafts like {run.label}: name the draft that was served"
     if drafting != CHAIN:
         yield f"{served.run.path} used {drafting} drafting, but rounds of {run.run.path} are chains: a tree accepts more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alphaprof.config.engines import used_by
 from alphaprof.rules import NOT_MODELLED, RULES, spelling
 
 
@@ -11,7 +12,8 @@ def rules_text() -> str:
     for name, rule in RULES.items():
         text = " and ".join(rule.policies) + " text"
         lines.append(f"{spelling(name):28} {'lossy' if rule.lossy else 'exact'}, on {text}\n    {rule.about}")
-        lines += [f"    used by {rule.used_by}"] if rule.used_by else []
+        users = ", ".join(filter(None, (used_by(name), rule.used_by)))
+        lines += [f"    used by {users}"] if users else []
         for parameter in rule.parameters:
             more = "larger" if parameter.relaxes > 0 else "smaller"
             lines.append(f"    {parameter.name}: {parameter.low:g} to {parameter.high:g}; {more} values accept more")

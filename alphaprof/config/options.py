@@ -126,14 +126,13 @@ class TargetOptions(ModelOptions):
 class DraftOptions(Options):
     """Base of the options of drafts. A class adds its `kind`, a Literal, and is listed in DRAFTS. `loader`: the
     module:function that loads such a draft, called like `profiling.models.kinds.load_draft`; `has_steps`, `by_depth`: what
-    the facts of such a draft say, before one is loaded; `in_vllm`: whether vLLM has a method for it.
+    the facts of such a draft say, before one is loaded.
     """
 
     kind: str
     loader: ClassVar[str]
     has_steps: ClassVar[bool] = True
     by_depth: ClassVar[bool] = False
-    in_vllm: ClassVar[bool] = True
 
     @property
     def own_model(self) -> ModelOptions | None:
@@ -161,7 +160,6 @@ class LayerSkipDraft(DraftOptions):
     """The target without some of its layers: shared weights, its own KV cache."""
 
     loader = "alphaprof.profiling.models.kinds:load_layer_skip"
-    in_vllm = False
     kind: Literal["layer_skip"]
     drop_layers: Indices = Field(description="0-based indices of the target's layers to leave out")
 

@@ -25,9 +25,9 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from alphaprof.costs.steps import TARGET, StepRow
 from alphaprof.costs.timing import FREE_STEPS
 from alphaprof.errors import CostsUnreadable, RunUnreadable, cut, shown
-from alphaprof.run.manifest import NGRAM
 from alphaprof.run.reader import Run
 
+NGRAM = "ngram"  # what engines call drafting from what stood there before
 MOST_VERIFIED = 64  # a longer prefill onto a context is a part of a prompt, not drafts
 # What a model of each kind does, its usual step first.
 STEPS_OF = {

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from alphaprof.config.engines import VLLM
 from alphaprof.config.hardware import ACCELERATORS, DEVICES, engine_of
 from alphaprof.config.options import (
     MeasuredCosts,
@@ -404,7 +405,7 @@ def require_costs(options: ProfileOptions) -> None:
                 require_shape(name, model)
     elif costs.source == "vllm":
         for name, draft in drafts.items():
-            if not draft.in_vllm:
+            if not VLLM.methods.get(draft.kind):
                 raise no_method(name, draft.kind)
 
 

@@ -23,15 +23,15 @@ from alphaprof.errors import AlphaprofError, ProfileInvalid, RunDamaged, RunUnre
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from alphaprof.config.engines import Engine, Method
     from alphaprof.config.profile import ProfileOptions
     from alphaprof.run.storage import Storage
 
 MANIFEST = "manifest.json"
 FORMAT = "alphaprof-run"
-NGRAM = "ngram"  # what engines call drafting from what stood there before
 LATENCY, DOCUMENTS = "latency.parquet", "documents.parquet"
 NUMERIC = ("torch", "transformers", "numba")  # packages whose versions rows depend on
-VERSION = 8
+VERSION = 9
 LONG = ("records", "shards", "files")  # what there is of every shard
 FILES = "files-"  # how the fingerprint of a model begins that is made of the SHA-256 of its files
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
@@ -202,9 +202,8 @@ class DraftFacts(ModelFacts):
     `has_distribution`: q is known at every position, so that the log holds its columns; `has_steps`: it runs a model, whose
     steps take time and whose prompts are read (else a round costs one search, however much it proposes);
     `shares_target_weights`: that model's weights are the target's; `starts_matter`: what it proposes at a position depends
-    on where the round starts, so that the log holds `accepted_run`. `engine_method`: what vLLM calls it (None: no
-    engine has it, or it is not known); `settings`: what engines must be given for it to draft as here, with SGLang's word
-    for it (`speculative_algorithm`) if it has one.
+    on where the round starts, so that the log holds `accepted_run`. `settings`: what engines must be given for it to draft
+    as here; `foreign`: engines that have a method for its kind, and do not take this one.
 
     Of a head, whose proposal depends on how many drafts came before it in its round: `depths`: how many it was measured for
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
@@ -218,8 +217,8 @@ class DraftFacts(ModelFacts):
     has_steps: bool
     shares_target_weights: bool = False
     starts_matter: bool = False
-    engine_method: str | None = None
     settings: dict[str, int | float | str] = field(default_factory=dict)
+    foreign: tuple[str, ...] = ()
     depths: int | None = None
     ranks_by_depth: bool = False
     in_one_step: bool = False
@@ -244,17 +243,9 @@ class DraftFacts(ModelFacts):
         """The reference of a model with weights of its own; None: it has none."""
         return self.reference if self.has_steps and not self.shares_target_weights else None
 
-    def vllm_speculation(self, gamma: int, model: str | None, revision: str | None) -> dict[str, Any]:
-        """Return its gamma, method and files as vLLM's speculative_config has them; no method if vLLM has none."""
-        config: dict[str, Any] = {}
-        if self.engine_method == NGRAM:
-            longest, shortest = self.settings["max_ngram"], self.settings.get("min_ngram", 1)
-            config = {"method": NGRAM, "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
-        elif self.engine_method is not None:
-            found = {"method": self.engine_method, "model": model, "revision": revision}
-            config = {key: value for key, value in found.items() if value is not None}
-            config |= {"parallel_drafting": True} if self.settings.get("parallel_drafting") else {}
-        return config | {"num_speculative_tokens": gamma}
+    def method_in(self, engine: Engine) -> Method | None:
+        """Return how an engine drafts as it does; None: it does not."""
+        return None if engine.name in self.foreign else engine.methods.get(self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)

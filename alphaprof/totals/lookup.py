@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.config.engines import ENGINES
 from alphaprof.rules import MAX_NGRAM
-from alphaprof.run.manifest import NGRAM, DraftFacts
+from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.schema import PROPOSED_LIMIT
 
 Array = np.ndarray[Any, Any]
@@ -150,8 +151,8 @@ def lookup_facts(
         has_distribution=False,
         has_steps=False,
         starts_matter=True,
-        engine_method=None if pool else NGRAM,
         settings=settings,
+        foreign=tuple(engine.name for engine in ENGINES) if pool else (),
     )
 
 

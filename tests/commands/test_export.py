@@ -22,12 +22,12 @@ from alphaprof.commands.export.engines import WRITERS, export
 from alphaprof.commands.export.formats import ABOUT, LENGTHS, RATES, TEXTS
 from alphaprof.commands.export.rates import GammaRates, by_depth, export_lengths, export_rates, rates_at
 from alphaprof.commands.export.scope import scope_of
+from alphaprof.config.engines import FORMATS
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import build_report
 from alphaprof.report.result import counted
-from alphaprof.report.serving import PASTED
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import Run, RunDraft
 from tests.conftest import Runner
@@ -130,7 +130,7 @@ def length_of(found: dict[str, Any], reader: str) -> float:
 
 
 def test_every_format_has_a_choice_on_the_command_line() -> None:
-    assert set(WRITERS) == set(PASTED)
+    assert set(WRITERS) == set(FORMATS)
     assert [choice.value for choice in ExportFormat] == list(ABOUT) == [*WRITERS, RATES, LENGTHS, TEXTS]
 
 
@@ -227,16 +227,15 @@ def test_an_engine_that_reads_a_heads_files_otherwise_is_named(own: str, other: 
         Trial("states of the target one layer later", 1, 0.28, -0.09, 0.01, 500, (other,)),
         Trial("the residual taken after the norm", 1, 0.26, -0.11, 0.01, 500),
     )
-    facts = {"trials": trials, "engine_method": "eagle3", "settings": {"speculative_algorithm": "EAGLE3"}}
-    run = write_run(tmp_path / "run", Recipe(heads={"head": facts}))
+    run = write_run(tmp_path / "run", Recipe(heads={"head": {"trials": trials}}))
     found = {to: export(RunDraft(run, "head"), to, gamma=3).warnings for to in ("vllm-config", "sglang-args")}
     said = {to for to, lines in found.items() if any("reads the files" in line for line in lines)}
-    assert said == {to for to, engine in PASTED.items() if engine.name == other}
+    assert said == {to for to in found if FORMATS[to][0].name == other}
 
 
 def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
     """Replayed by depth, and not powers of the first one."""
-    run = write_run(tmp_path / "run", Recipe(heads={"head": {"reference": "synthetic/target", "engine_method": "mtp"}}))
+    run = write_run(tmp_path / "run", Recipe(heads={"head": {"reference": "synthetic/target", "kind": "mtp"}}))
     rates = rates_of(RunDraft(run, "head"), 4)
     log = pa.concat_tables([run.positions("head", shard.index) for shard in run.shards]).to_pandas()
     tested = accepted = np.zeros(4)

@@ -1,6 +1,6 @@
 """`alphaprof export` of what one pastes into an engine: its exact text, the draft and gamma in it, and what is refused.
 
-vLLM 0.32.0 accepted configurations of these shapes: see docs/exports.md, and scripts/check_vllm_config.py.
+What engines accept, and what they make of it: docs/research/engine-conformance.txt.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scipy.stats import binom
 
 from alphaprof.commands.export.engines import WRITERS, ServedDraft, export, gamma_schedule, serving_command
 from alphaprof.commands.export.scope import scope_of
+from alphaprof.config.engines import FORMATS, VLLM
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import OptionInvalid
@@ -33,10 +34,11 @@ from tests.synthetic import SETTINGS, Domain, Recipe, draft_facts, head_facts, l
 HAND = ServedDraft(
     target="my models/target",
     draft=draft_facts("draft"),
+    engine=VLLM,
+    method=VLLM.methods["model"],
     model="synthetic/draft",
     revision=None,
-    drawn=False,
-    blocks=False,
+    rule="one_hot",
     gamma=3,
     schedule=((1, 8, 3), (9, 32, 0)),
 )
@@ -52,9 +54,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A model, a head that lacks tokens of the target and prompt lookup on sampled text."""
     recipe = Recipe(
         domains={"story": STORY},
-        rules=("one_hot", "lossless"),
+        rules=("one_hot", "lossless", "block"),
         lookups=("lookup",),
-        heads={"head": {"engine_method": "eagle3"}},
+        heads={"head": {}},
     )
     return write_run(tmp_path_factory.mktemp("sampled") / "run", recipe)
 
@@ -62,7 +64,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def changed(run: Run, draft: str, revision: str | None = None, **facts: Any) -> Run:
     """The run with other facts of a draft."""
     drafts = run.manifest.drafts | {draft: dataclasses.replace(run.manifest.drafts[draft], **facts)}
-    options = run.manifest.config["drafts"][draft] | {"revision": revision}
+    options = run.manifest.config["drafts"][draft] | ({"revision": revision} if revision else {})
     config = run.manifest.config | {"drafts": run.manifest.config["drafts"] | {draft: options}}
     return Run(run.path, dataclasses.replace(run.manifest, drafts=drafts, config=config))
 
@@ -119,8 +121,10 @@ def test_the_command_that_serves_can_be_pasted(to: str) -> None:
         "sglang-args": ["python", "-m", "sglang.launch_server", "--model-path", HAND.target],
         "llamacpp-args": ["llama-server", "-m", HAND.target],
     }
-    text = WRITERS[to](HAND)
-    words, first = shlex.split(serving_command(to, HAND)), len(starts[to])
+    engine = FORMATS[to][0]
+    hand = dataclasses.replace(HAND, engine=engine, method=engine.methods["model"], schedule=None)
+    text = WRITERS[to](hand)
+    words, first = shlex.split(serving_command(hand)), len(starts[to])
     assert words[:first] == starts[to]
     if to == "vllm-config":
         (config,) = words[first:]
@@ -129,21 +133,88 @@ def test_the_command_that_serves_can_be_pasted(to: str) -> None:
         assert words[first:] == shlex.split(text)
 
 
-@pytest.mark.parametrize(
-    ("method", "model", "algorithm"),
-    [("eagle3", "my/head", "EAGLE3"), ("eagle", "my/head", "EAGLE"), ("mtp", None, "NEXTN")],
-)
-def test_heads_are_served_from_their_files_or_from_the_targets(method: str, model: str | None, algorithm: str) -> None:
-    facts = head_facts("head", 3, engine_method=method, settings={"speculative_algorithm": algorithm})
-    head = dataclasses.replace(HAND, draft=facts, model=model, drawn=True, schedule=None)
-    config = json.loads(WRITERS["vllm-config"](head))
-    draft = {"method": method} | ({"model": model} if model else {})
-    expected = {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic", "rejection_sample_method": "standard"}
-    assert config == draft | expected
-    words = shlex.split(WRITERS["sglang-args"](head))
-    assert words[:2] == ["--speculative-algorithm", algorithm]
-    assert words[-1] == "--speculative-use-rejection-sampling"
-    assert ("--speculative-draft-model-path" in words) == (model is not None)
+# What each engine starts a kind of draft with.
+WORDS = {
+    "vllm-config": {"model": "draft_model", "eagle1": "eagle", "eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash"},
+    "sglang-args": {"model": "STANDALONE", "eagle1": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "dflash": "DFLASH"},
+    "llamacpp-args": {"model": "draft-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp", "dflash": "draft-dflash"},
+}
+
+
+@each("kind", WORDS["vllm-config"])
+@each("to", WORDS)
+def test_a_draft_is_called_what_its_engine_calls_it(to: str, kind: str, run: Run) -> None:
+    """With its own files, but for modules of the target's checkpoint; DFlash in SGLang has no steps to count."""
+    block, inside = kind == "dflash", kind == "mtp"
+    facts = {"reference": run.manifest.target.reference} if inside else {}
+    side = RunDraft(changed(run, "small", kind=kind, in_one_step=block, depths=3 if inside else None, **facts), "small")
+    if kind not in WORDS[to]:
+        with pytest.raises(OptionInvalid, match=f"has no method for a draft of kind {kind}"):
+            written(side, to, gamma=2)
+        return
+    text = written(side, to, gamma=2)
+    assert WORDS[to][kind] in (json.loads(text)["method"] if to == "vllm-config" else text.split())
+    assert ("synthetic/small" in text) == (not inside)
+    assert ("--speculative-num-steps" in text) == (to == "sglang-args" and not block)
+
+
+def test_parallel_drafts_are_told_to_vllm(run: Run) -> None:
+    for kind, method in (("p_eagle", "eagle3"), ("pard", "draft_model")):
+        config = json.loads(
+            written(RunDraft(changed(run, "small", kind=kind, in_one_step=True), "small"), "vllm-config", gamma=2)
+        )
+        assert (config["method"], config["parallel_drafting"]) == (method, True)
+
+
+# How a rule is asked for: draft_sample_method and rejection_sample_method in vLLM; the last words of the others.
+ASKED: dict[str, dict[str, Any]] = {
+    "vllm-config": {
+        "one_hot": ("greedy", "standard"),
+        "lossless": ("probabilistic", "standard"),
+        "block": ("probabilistic", "block"),
+    },
+    "sglang-args": {
+        "one_hot": (),
+        "lossless": ("--speculative-use-rejection-sampling",),
+        "block": ("--speculative-use-rejection-sampling", "--speculative-use-block-verification"),
+    },
+    "llamacpp-args": {"one_hot": (), "lossless": ("--spec-draft-sampling", "probabilistic")},
+}
+TOP, DRAWN, EVERY = ("one_hot",), ("one_hot", "lossless"), ("one_hot", "lossless", "block")
+RULED = {  # the rules that an engine applies to a kind of draft
+    ("vllm-config", "0.33"): {
+        "model": EVERY,
+        "eagle3": EVERY,
+        "mtp": EVERY,
+        "dflash": EVERY,
+        "p_eagle": DRAWN,
+        "pard": DRAWN,
+    },
+    ("vllm-config", "0.32"): {"model": EVERY, "dflash": EVERY, "p_eagle": DRAWN},
+    ("vllm-config", "0.29"): {"model": DRAWN, "eagle3": EVERY, "dflash": EVERY, "pard": DRAWN},
+    ("sglang-args", "0.5.23"): {"model": TOP, "eagle1": EVERY, "eagle3": EVERY, "mtp": EVERY, "dflash": TOP},
+    ("sglang-args", "0.5.15"): {"model": TOP, "eagle3": DRAWN, "dflash": TOP},
+    ("llamacpp-args", "b11549"): {"model": DRAWN, "eagle3": TOP, "mtp": DRAWN, "dflash": TOP},
+    ("llamacpp-args", "b11063"): {"model": TOP, "mtp": TOP},
+}
+
+
+@each("to, version", RULED)
+def test_a_rule_is_asked_for_where_the_engine_applies_it_and_refused_elsewhere(to: str, version: str, sampled: Run) -> None:
+    for kind, rules in RULED[to, version].items():
+        side = RunDraft(changed(sampled, "small", kind=kind, in_one_step=kind in ("dflash", "p_eagle", "pard")), "small")
+        for rule in EVERY:
+            if rule not in rules:
+                with pytest.raises(OptionInvalid, match=f"{version}.* {kind} drafts"):
+                    written(side, to, rule=rule, gamma=2, version=version)
+                continue
+            text = written(side, to, rule=rule, gamma=2, version=version)
+            if to == "vllm-config":
+                config = json.loads(text)
+                assert (config["draft_sample_method"], config["rejection_sample_method"]) == ASKED[to][rule]
+            else:
+                known = {word for words in ASKED[to].values() for word in words}
+                assert tuple(word for word in text.split() if word in known) == ASKED[to][rule]
 
 
 def test_the_rule_that_was_measured_decides_how_drafts_are_taken(sampled: Run) -> None:
@@ -152,8 +223,11 @@ def test_the_rule_that_was_measured_decides_how_drafts_are_taken(sampled: Run) -
         for draft in ("small", "head"):
             found = json.loads(written(RunDraft(sampled, draft), "vllm-config", rule=rule, gamma=2))
             assert (found["draft_sample_method"], found["rejection_sample_method"]) == (method, "standard")
-    lookup = json.loads(written(RunDraft(sampled, "lookup"), "vllm-config", rule="lossless", gamma=2))
-    assert lookup["draft_sample_method"] == "greedy"  # it proposes one token, drawn or not
+    lookup = json.loads(written(RunDraft(sampled, "lookup"), "vllm-config", rule="block", gamma=2))
+    assert (lookup["draft_sample_method"], lookup["rejection_sample_method"]) == (
+        "greedy",
+        "standard",
+    )  # it proposes one token, drawn or not
     whole = changed(sampled, "head", reduced_vocabulary=False)
     words = {rule: written(RunDraft(whole, "head"), "sglang-args", rule=rule, gamma=2) for rule in ("one_hot", "lossless")}
     assert words["lossless"] == words["one_hot"].rstrip() + " --speculative-use-rejection-sampling\n"
@@ -225,10 +299,80 @@ def test_a_verdict_other_than_go_is_said_where_a_server_is_configured(run: Run) 
             assert [line.startswith(verdict) for line in said] == [True] * bool(verdict)
 
 
-def test_a_head_that_drafts_in_one_step_has_no_schedule(run: Run, tmp_path: Path) -> None:
-    parallel = changed(run, "small", kind="p_eagle", engine_method="eagle3", in_one_step=True)
-    side = RunDraft(parallel, "small").asked(table(tmp_path / "times.csv", run))
-    assert "num_speculative_tokens_per_batch_size" not in json.loads(written(side, "vllm-config", domain="code"))
+def test_what_vllms_v1_runner_drafts_in_one_step_has_no_schedule(run: Run, tmp_path: Path) -> None:
+    for kind, scheduled in (("p_eagle", False), ("pard", False), ("dflash", True)):
+        parallel = changed(run, "small", kind=kind, in_one_step=True)
+        side = RunDraft(parallel, "small").asked(table(tmp_path / "times.csv", run))
+        config = json.loads(written(side, "vllm-config", domain="code"))
+        assert ("num_speculative_tokens_per_batch_size" in config) == scheduled
+
+
+def test_a_schedule_as_each_engine_takes_it(run: Run, tmp_path: Path) -> None:
+    """SGLang goes by the largest batch size of its file that is not above the batch's, and holds the one number there."""
+    side = RunDraft(changed(run, "small", kind="eagle3"), "small").asked(table(tmp_path / "times.csv", run))
+    config = json.loads(written(side, "vllm-config", domain="code"))
+    adaptive = export(side, "sglang-adaptive", domain="code")
+    steps = {int(size): entry["candidate_steps"] for size, entry in json.loads(adaptive.text).items()}
+    expected = by_batch(config["num_speculative_tokens_per_batch_size"])
+    assert len(set(expected.values())) > 2
+    assert {size: steps[max(first for first in steps if first <= size)] for size in expected} == {
+        size: [gamma] for size, gamma in expected.items()
+    }
+    (command,) = [note.removeprefix("serve with: ") for note in adaptive.notes if note.startswith("serve with: ")]
+    words = shlex.split(command)
+    assert words[-3:] == ["--speculative-adaptive", "--speculative-adaptive-config", "adaptive.json"]
+    assert [int(words[words.index("--speculative-num-steps") + 1])] in steps.values()  # which SGLang demands
+    one = export(side, "sglang-args", domain="code")
+    assert any("--to sglang-adaptive" in note for note in one.notes)
+    assert "adaptive" not in one.text
+    for to in ("vllm-config", "sglang-adaptive"):
+        said = export(side, to, domain="code").warnings
+        assert any("drops a schedule with" in line and "data-parallel" in line for line in said)
+    assert not any("drops a schedule" in line for line in one.warnings)
+    with pytest.raises(OptionInvalid, match="one gamma for all concurrencies"):
+        export(side, "sglang-adaptive", gamma=2)
+    model = RunDraft(run, "small").asked(side.run.manifest.config)
+    with pytest.raises(OptionInvalid, match="one gamma for all concurrencies"):
+        export(model, "sglang-adaptive", domain="code")  # of heads alone
+
+
+def test_more_drafts_than_mtp_modules_are_a_multiple_of_them(run: Run) -> None:
+    """VLLM: `num_speculative_tokens:3 must be divisible by n_predict=2`."""
+    reading = {"modules": "2", "use of modules": "the first module at every depth"}
+    side = RunDraft(changed(run, "small", kind="mtp", reading=reading), "small")
+    for gamma in (1, 2):
+        assert json.loads(written(side, "vllm-config", gamma=gamma))["num_speculative_tokens"] == gamma
+    for gamma in (3, 5):
+        with pytest.raises(OptionInvalid, match="a multiple of it") as caught:
+            written(side, "vllm-config", gamma=gamma)
+        assert caught.value.hint == "name another: --gamma 1 or 2"
+    assert "--speculative-num-steps 3" in written(side, "sglang-args", gamma=3)
+    said = export(side, "vllm-config", gamma=2).warnings
+    assert any("VLLM_USE_V2_MODEL_RUNNER=0, or profile with reuse: false" in line for line in said)
+    chain = RunDraft(changed(run, "small", kind="mtp", reading=reading | {"use of modules": "a chain"}), "small")
+    assert not any("reuse: false" in line for line in export(chain, "vllm-config", gamma=2).warnings)
+
+
+def test_the_version_of_the_engine_is_the_newest_unless_one_that_was_read_is_named(run: Run) -> None:
+    side = RunDraft(run, "small")
+    for named, shown in ((None, "vLLM 0.33"), ("0.32", "vLLM 0.32"), ("0.32.1", "vLLM 0.32.1"), ("0.29", "vLLM 0.29")):
+        assert f", gamma 2, {shown}, model runner V" in export(side, "vllm-config", gamma=2, version=named).notes[0]
+    for unknown in ("0.3", "0.34", "1"):
+        with pytest.raises(OptionInvalid, match="this version of vLLM was not read") as caught:
+            export(side, "vllm-config", gamma=2, version=unknown)
+        assert caught.value.hint.endswith("0.33, 0.32, 0.29")
+    rightmost = changed(run, "lookup", settings={"min_ngram": 1, "max_ngram": 3, "match": "rightmost"})
+    for version, said in (("0.33", 0), ("0.29", 1)):  # in which prompt lookup is V1's
+        lines = export(RunDraft(rightmost, "lookup"), "vllm-config", gamma=2, version=version).warnings
+        assert sum("profile with match: leftmost" in line for line in lines) == said
+
+
+def test_llama_cpp_reads_gguf_and_samples_few_tokens(sampled: Run) -> None:
+    said = export(RunDraft(sampled, "small"), "llamacpp-args", rule="lossless", gamma=2).warnings
+    assert any("convert synthetic/target and synthetic/small with its convert_hf_to_gguf.py" in line for line in said)
+    assert any("samples the draft's top ten tokens only" in line for line in said)
+    said = export(RunDraft(sampled, "small"), "llamacpp-args", rule="one_hot", gamma=2).warnings
+    assert not any("top ten" in line for line in said)
 
 
 def test_paths_and_revisions_are_those_of_the_profile(run: Run) -> None:
@@ -258,7 +402,7 @@ def test_what_no_engine_does_is_refused(sampled: Run, to: str, draft: str, rule:
 
 
 def test_layers_of_the_target_are_refused(run: Run) -> None:
-    skipping = changed(run, "small", kind="layer_skip", engine_method=None, settings={}, shares_target_weights=True)
+    skipping = changed(run, "small", kind="layer_skip", shares_target_weights=True)
     with pytest.raises(OptionInvalid, match="vLLM has no method for a draft of kind layer_skip") as caught:
         export(RunDraft(skipping, "small"), "vllm-config", gamma=2)
     assert "simulate this one: --to rates" in caught.value.hint
@@ -291,25 +435,30 @@ def test_drafts_that_an_engine_draws_otherwise_are_said(tmp_path: Path, monkeypa
 BOTH = ("vllm-config", "sglang-args")
 MODEL, LOOKUP, HEAD = draft_facts("small"), lookup_facts("lookup"), head_facts("head", 3, reduced_vocabulary=False)
 REDUCED = dataclasses.replace(HEAD, reduced_vocabulary=True)
-PARALLEL = dataclasses.replace(HEAD, kind="p_eagle", settings={"parallel_drafting": True}, in_one_step=True)
-SKIP = dataclasses.replace(MODEL, kind="layer_skip", engine_method=None, settings={})
+PARALLEL = dataclasses.replace(HEAD, kind="p_eagle", in_one_step=True)
+ALL = (*BOTH, "llamacpp-args")
+SKIP = dataclasses.replace(MODEL, kind="layer_skip")
+POOLED = dataclasses.replace(LOOKUP, foreign=("vLLM",))
 SERVED = {
-    "a model, greedy": (MODEL, "strict", (*BOTH, "llamacpp-args")),
-    "a model, its top tokens": (MODEL, "one_hot", (*BOTH, "llamacpp-args")),
-    "a model, drawn": (MODEL, "lossless", BOTH[:1]),  # SGLang draws from heads only
+    "a model, greedy": (MODEL, "strict", ALL),
+    "a model, its top tokens": (MODEL, "one_hot", ALL),
+    "a model, drawn": (MODEL, "lossless", ("vllm-config", "llamacpp-args")),  # SGLang draws from heads only
     "prompt lookup": (LOOKUP, "strict", BOTH[:1]),  # SGLang's NGRAM is another draft
     "prompt lookup has one token to draw": (LOOKUP, "lossless", BOTH[:1]),
-    "one token to draw in both": (dataclasses.replace(LOOKUP, settings=MODEL.settings), "lossless", BOTH),
+    "one token to verify in a block": (LOOKUP, "block", BOTH[:1]),
+    "prompt lookup in other texts too": (POOLED, "strict", ()),
     "a head": (HEAD, "lossless", BOTH),
-    "a head of few tokens": (REDUCED, "one_hot", BOTH),
+    "a head, in blocks": (HEAD, "block", BOTH),
+    "a head of few tokens": (REDUCED, "one_hot", ALL),
     "a head of few tokens, drawn": (REDUCED, "lossless", BOTH[:1]),
     "in one step": (PARALLEL, "one_hot", BOTH[:1]),
-    "in one step, drawn": (PARALLEL, "lossless", ()),  # vLLM takes its top tokens
+    "in one step, drawn": (PARALLEL, "lossless", BOTH[:1]),
+    "in one step, in blocks": (PARALLEL, "block", ()),  # vLLM's V1 runner ignores it
     "layers of the target": (SKIP, "strict", ()),
     "a rule of no engine": (MODEL, "additive_0p1", ()),
     "trees": (MODEL, "tree_2", ()),
-    "what engines do by default": (REDUCED, "auto", BOTH),
-    "a verdict on greedy and on sampled text": (MODEL, "strict and lossless", BOTH[:1]),
+    "what engines do by default": (REDUCED, "auto", ALL),
+    "a verdict on greedy and on sampled text": (MODEL, "strict and lossless", ("vllm-config", "llamacpp-args")),
 }
 
 

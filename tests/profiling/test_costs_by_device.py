@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.config.engines import VLLM
 from alphaprof.config.hardware import ACCELERATORS, DEVICES
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import MeasuredCosts, RooflineCosts
@@ -192,6 +193,6 @@ def test_a_draft_that_vllm_does_not_have_is_refused_before_weights_are_loaded(
 
 def test_options_say_of_vllm_what_loaded_drafts_do(greedy_run: Run) -> None:
     manifest = greedy_run.manifest
-    methods = {name: facts.engine_method is not None for name, facts in manifest.drafts.items()}
-    assert {name: draft.in_vllm for name, draft in manifest.profile.drafts.items()} == methods
+    methods = {name: facts.method_in(VLLM) is not None for name, facts in manifest.drafts.items()}
+    assert {name: draft.kind in VLLM.methods for name, draft in manifest.profile.drafts.items()} == methods
     assert {*methods.values()} == {True, False}

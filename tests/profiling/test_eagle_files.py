@@ -99,6 +99,7 @@ def test_the_same_head_in_other_layouts_gives_the_same_states(tmp_path: Path, mo
     assert first.network.layers == other.network.layers == (2, 3, 4)
     assert torch.equal(states(first, FEATURES), states(other, FEATURES))
     assert (first.reading["layout"], other.reading["layout"]) == ("speculators", layout)
+    assert (first.facts().foreign, other.facts().foreign) == (("SGLang",), ())  # it finds no model_type
 
 
 @pytest.mark.parametrize("kept", [{"model_type": "phi3"}, {"model_type": "qwen2"}, {"num_hidden_layers": 36}])
@@ -312,7 +313,7 @@ def test_files_without_layer_ids_are_doubted(tmp_path: Path) -> None:
 def test_options_reach_the_draft(tmp_path: Path, model: Model) -> None:
     folder = written(tmp_path, config(), tensors(config()))
     draft = loaded(folder, model, gammas=(1, 4))
-    assert (draft.depths, draft.context, draft.ranks_by_depth, draft.method) == (4, 128, False, "eagle3")
+    assert (draft.depths, draft.context, draft.ranks_by_depth, draft.kind) == (4, 128, False, "eagle3")
     draft = loaded(folder, model, gammas=(1, 4), depths=6, ranks_by_depth=True)
     assert (draft.depths, draft.ranks_by_depth, draft.facts().reduced_vocabulary) == (6, True, True)
 
@@ -545,8 +546,7 @@ def test_heads_of_eagle_1_draft_as_one_that_recomputes(tmp_path: Path, model: Mo
     model = dataclasses.replace(model, network=copy.deepcopy(model.network))
     flat, weights = eagle1_files(layers, bias)
     draft = loaded(written(tmp_path, flat, weights | {"lm_head.weight": torch.ones(2, 2)}), model, kind="eagle1")
-    assert (draft.network.layers, draft.method, draft.network.ids) == ((FINAL,), "eagle", None)
-    assert draft.facts().settings == {"speculative_algorithm": "EAGLE"}
+    assert (draft.network.layers, draft.kind, draft.network.ids) == ((FINAL,), "eagle1", None)
     draft.network.double()
     model.network.double()
     naive = Eagle1Recomputing({"transformer_layer_config": flat}, weights, torch.empty(0))

@@ -93,7 +93,7 @@ def test_a_text_that_the_target_would_not_write_is_noticed(tmp_path: Path, fake:
 
 def facts(has_steps: bool) -> DraftFacts:
     model: dict[str, Any] = dict.fromkeys(("fingerprint", "dtype", "device", "parameters", "context", "vocabulary", "noise"))
-    named = {"kind": "k", "reference": "r", "architecture": "a", "engine_method": "m", "eos": ()}
+    named = {"kind": "model" if has_steps else "prompt_lookup", "reference": "r", "architecture": "a", "eos": ()}
     return DraftFacts(**model | named, has_distribution=False, has_steps=has_steps)
 
 
@@ -419,7 +419,7 @@ def test_a_draft_that_vllm_does_not_have_has_no_speculation(tmp_path: Path) -> N
     options = load_profile(written_profile(tmp_path, "python", "model"))
     require_costs(options)
     with pytest.raises(EngineFailed, match="vLLM has no method for draft head"):
-        speculation(options, "head", dataclasses.replace(facts(True), engine_method=None), 2)
+        speculation(options, "head", dataclasses.replace(facts(True), kind="layer_skip"), 2)
 
 
 @pytest.mark.demo_model

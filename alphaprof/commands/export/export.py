@@ -10,6 +10,7 @@ from alphaprof.commands.export.formats import LENGTHS, RATES, TEXTS
 from alphaprof.commands.export.rates import export_lengths, export_rates
 from alphaprof.commands.export.scope import Artefact
 from alphaprof.commands.export.texts import export_texts
+from alphaprof.config.engines import engine_of
 from alphaprof.config.load import changed_question, known_rules
 from alphaprof.run.reader import side_of
 
@@ -20,12 +21,16 @@ def export(
     rule: str | None,
     gamma: int | None,
     domain: str | None,
+    version: str | None,
     overrides: Sequence[str],
     out: Path | None,
 ) -> Artefact:
-    """Return a draft, RUN[:DRAFT], in a format of ABOUT; texts are written to `out`. `overrides`: what `--set` changes of
-    the question. Raises `OptionInvalid`, `ProfileInvalid`, `RunUnreadable`, and what `export_texts` raises.
+    """Return a draft, RUN[:DRAFT], in a format of ABOUT; texts are written to `out`. `version`: of the engine; `overrides`:
+    what `--set` changes of the question. Raises `OptionInvalid`, `ProfileInvalid`, `RunUnreadable`, and what `export_texts`
+    raises.
     """
+    if version is not None:
+        engine_of(to, version)
     if to == TEXTS:
         return export_texts(run, out, narrowed=bool(rule or gamma or domain or overrides))
     chosen, side = known_rules([rule], "--rule")[0] if rule else None, side_of(run)
@@ -34,4 +39,4 @@ def export(
     if to in (RATES, LENGTHS):
         acceptance = export_rates if to == RATES else export_lengths
         return acceptance(side, rule=chosen, gamma=gamma, domain=domain)
-    return engines.export(side, to, rule=chosen, gamma=gamma, domain=domain)
+    return engines.export(side, to, rule=chosen, gamma=gamma, domain=domain, version=version)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.config.engines import VLLM, vllm_speculation
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.errors import EngineFailed
@@ -280,7 +281,7 @@ def no_method(name: str, kind: str) -> EngineFailed:
 
 def speculation(options: ProfileOptions, name: str, facts: DraftFacts, gamma: int) -> dict[str, Any]:
     """Return vLLM's speculative_config for a draft of a profile. Raises `EngineFailed` if vLLM has no method for it."""
-    if facts.engine_method is None:
+    if (method := facts.method_in(VLLM)) is None:
         raise no_method(name, facts.kind)
     own = options.drafts[name].own_model
-    return facts.vllm_speculation(gamma, own.model if own else None, own.revision if own else None)
+    return vllm_speculation(method, facts.settings, gamma, own.model if own else None, own.revision if own else None)

@@ -40,10 +40,9 @@ class Alternative:
 
 @dataclass(frozen=True)
 class HeadDraft:
-    """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `method`: what vLLM
-    calls it, and `algorithm` SGLang (None: it has none); `reading`: how its files were read (see `DraftFacts`); `context`:
-    the longest text that it can go on with, in tokens (None: any); `parallel`: vLLM needs an option that says it drafts in
-    parallel; `block`: the rows of a block, if what it drafts depends on their number.
+    """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `reading`,
+    `foreign`: see `DraftFacts`; `context`: the longest text that it can go on with, in tokens (None: any); `block`: the rows
+    of a block, if what it drafts depends on their number.
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
     `doubts`: code, message and remedy of warnings about its files; `files`: of its tensors, of modules in the target's
@@ -55,14 +54,12 @@ class HeadDraft:
     target: Model
     kind: str
     reference: str
-    method: str
     depths: int
-    algorithm: str | None = None
     context: int | None = None
     block: int | None = None
     ranks_by_depth: bool = False
     in_one_step: bool = False
-    parallel: bool = False
+    foreign: tuple[str, ...] = ()
     reading: dict[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     alternatives: Sequence[Alternative] = ()
@@ -121,10 +118,8 @@ class HeadDraft:
             has_distribution=True,
             has_steps=True,
             starts_matter=True,
-            engine_method=self.method,
-            settings=({} if self.algorithm is None else {"speculative_algorithm": self.algorithm})
-            | ({"parallel_drafting": True} if self.parallel else {})
-            | ({} if self.block is None else {"block": self.block}),
+            settings={} if self.block is None else {"block": self.block},
+            foreign=self.foreign,
             depths=self.depths,
             ranks_by_depth=self.ranks_by_depth,
             in_one_step=self.in_one_step,

@@ -403,9 +403,8 @@ def load_eagle3(
         options.gammas,
         target,
         network,
-        method="eagle3",
-        algorithm="EAGLE3",
         context=head.context,
+        foreign=("SGLang",) if head.layout == SPECULATORS else (),  # it looks for a model_type in config.json
         reading=words_of(head, wiring) | described(head, network),
         engines=tuple(engine for engine, theirs in served_wirings(head, config).items() if theirs == wiring),
         alternatives=alternatives(network, head, config),
@@ -444,9 +443,7 @@ def load_eagle1(
     network = filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
     words |= described(head, network)
-    return HeadDraft.of(
-        name, draft, options.gammas, target, network, method="eagle", algorithm="EAGLE", context=head.context, reading=words
-    )
+    return HeadDraft.of(name, draft, options.gammas, target, network, context=head.context, reading=words)
 
 
 def described(head: EagleFormat, network: SharingHead) -> dict[str, str]:

@@ -270,8 +270,6 @@ def load_mtp(
         options.gammas,
         target,
         network,
-        method="mtp",
-        algorithm="NEXTN",
         context=target.context,
         reading=words,
         alternatives=alternatives,

@@ -83,10 +83,8 @@ def load_pard(
         options.gammas,
         target,
         network,
-        method="draft_model",
         context=config.max_position_embeddings - 1,  # the anchor is a row of its own
         in_one_step=True,
-        parallel=True,
         reading={"layout": f"transformers, {architecture}", "mask token": str(mask), "target states": "none"},
         engines=("vLLM",),
         alternatives=list(other_masks(network, target, "pard_token")),

@@ -38,15 +38,12 @@ class DraftModel(Model):
         return (self,)
 
     def facts(self) -> DraftFacts:
-        """Return what the manifest keeps of it. No engine leaves out layers of its target to draft."""
-        shares = self.layers is not None
+        """Return what the manifest keeps of it."""
         return DraftFacts(
             **vars(super().facts()),
             has_distribution=True,
             has_steps=True,
-            shares_target_weights=shares,
-            engine_method=None if shares else "draft_model",
-            settings={} if shares else {"speculative_algorithm": "STANDALONE"},
+            shares_target_weights=self.layers is not None,
         )
 
     def teacher_forced(self, target: TeacherForced) -> TeacherForced:
