@@ -176,7 +176,7 @@ def test_one_engine_runs_at_a_time_and_the_plain_one_again_at_the_end(
     engines = Engines()
     table = timed_by(engines, monkeypatch, tmp_path).table.to_pylist()
     assert (engines.most, engines.alive) == (1, 0)
-    assert engines.started == ["plain 0", "custom_class 3", "m 3", "m 1", "m 3", "plain 0"]
+    assert engines.started == ["plain 0", "custom_class 3", "ngram 3", "draft_model 1", "draft_model 3", "plain 0"]
     rows = {(row["model"], row["step"], row["tokens"]): row for row in table}
     assert {row["repeats"] for row in table if row["step"] != "prefill"} == {20}
     assert rows["target", "decode", 1]["median_ms"] == pytest.approx(10, rel=0.02)
