@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from alphaprof.config.hardware import ACCELERATORS, engine_of
+from alphaprof.config.hardware import ACCELERATORS, preset_of
 from alphaprof.config.heads import MODEL, DraftForm, draft_form, layer_of, longest_block
 from alphaprof.costs.layers import decoder_of
 from alphaprof.costs.quantization import quantization_of
@@ -351,7 +351,7 @@ def computed_cost(
     if asked.accelerator not in ACCELERATORS:
         problem = f"--accelerator: {shown(asked.accelerator)} is not known"
         raise OptionInvalid(problem, f"choose one of {', '.join(sorted(ACCELERATORS))}")
-    engine_of(asked.preset)
+    preset_of(asked.preset)
     for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context), ("--output-tokens", output)):
         _require_between(option, number, 0 if option == "--context" else 1, math.inf)
     texts = (json.dumps(_read_config(target)), json.dumps(_read_config(draft)))

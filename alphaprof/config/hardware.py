@@ -105,7 +105,7 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
-class Engine:
+class Preset:
     """What an engine adds to the roofline of its kernels, and how far off the result is.
 
     `layer_us`, `expert_layer_us`: each layer of a model, and each layer with experts besides; `step_ms`, `sequence_ms`: each
@@ -154,11 +154,11 @@ class Engine:
 
 
 # docs/costs.md has their sources and errors.
-ENGINES = {
-    "none": Engine("a bare roofline: no overheads", factor=1.67),
+PRESETS = {
+    "none": Preset("a bare roofline: no overheads", factor=1.67),
     # Fitted to SpecForge's SpecBundle (440 published cells): the constants to 63 cells of Llama-3.1-8B and Qwen3-30B-A3B,
     # the factor to 138 cells of six other models.
-    "sglang-h200": Engine(
+    "sglang-h200": Preset(
         "SGLang 0.5.6 on H200, from published throughputs (SpecBundle)",
         factor=1.25,
         layer_us=38.8,
@@ -179,7 +179,7 @@ ENGINES = {
         context=4096,
     ),
     # Fitted to 59 published cells of five models on A100, H100 and H20.
-    "vllm-0.11": Engine(
+    "vllm-0.11": Preset(
         "vLLM 0.11 to 0.24 in full CUDA graphs (eager or older: measure), from published rounds on A100, H100 and H20",
         factor=1.15,
         layer_us=28.0,
@@ -205,20 +205,20 @@ ENGINES = {
 }
 
 
-def engine_of(preset: str) -> Engine:
-    """Return the engine of a preset: one of `ENGINES`, or of a JSON file (docs/preset.md), with `like`, the name of another,
-    and the fields of `Engine` that differ. Raises `OptionInvalid`.
+def preset_of(name: str) -> Preset:
+    """Return a preset by its name: one of `PRESETS`, or of a JSON file (docs/preset.md), with `like`, the name of another,
+    and the fields of `Preset` that differ. Raises `OptionInvalid`.
     """
-    if not preset.endswith(".json"):
-        if preset not in ENGINES:
+    if not name.endswith(".json"):
+        if name not in PRESETS:
             raise OptionInvalid(
-                f"no overheads are known for {shown(preset)}", f"choose one of {', '.join(ENGINES)}, or a file"
+                f"no overheads are known for {shown(name)}", f"choose one of {', '.join(PRESETS)}, or a file"
             )
-        return ENGINES[preset]
+        return PRESETS[name]
     try:
-        given = json.loads(Path(preset).read_text(encoding="utf-8"))
-        like = ENGINES[given.pop("like")]
+        given = json.loads(Path(name).read_text(encoding="utf-8"))
+        like = PRESETS[given.pop("like")]
         efficiency = replace(like.efficiency, **given.pop("efficiency", {}))
         return replace(like, efficiency=efficiency, **given)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OptionInvalid(f"{preset} is no preset: {error}", "make one of measured rounds (docs/preset.md)") from None
+        raise OptionInvalid(f"{name} is no preset: {error}", "make one of measured rounds (docs/preset.md)") from None

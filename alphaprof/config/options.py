@@ -24,14 +24,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from alphaprof.config.hardware import ACCELERATORS, ENGINES
+from alphaprof.config.hardware import ACCELERATORS, PRESETS
 from alphaprof.errors import shown
 from alphaprof.rules import GAMMA_LIMIT, MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
 NO_POOLS = "remove it: a report assigns no servers, but says on which domains alone the draft is faster than on all of them"
 AS_MEANT = "leave it out: files are read as they mean it; export and the wiring check name what engines read otherwise"
-PRESETS = (
+IN_PRESETS = (
     "leave it out: preset: sglang-h200 has all constants of a roofline; measure step times for your own (docs/costs.md)"
 )
 CONSTANTS = (  # of rooflines
@@ -48,7 +48,7 @@ REMOVED: dict[str, str] = {
     # At the top of a profile, in continuations, in rooflines and in execution.
     "engine": "write vllm: {python: ...} at the top, writer: vllm in a continuation, preset: sglang-h200 in costs, and "
     "workers: N in execution",
-    **dict.fromkeys(CONSTANTS, PRESETS),
+    **dict.fromkeys(CONSTANTS, IN_PRESETS),
 }
 REMOVED_KINDS = {  # kinds of drafts that were removed, and what to use instead
     "medusa": "use an EAGLE head (kind: eagle3) or the target's MTP modules (kind: mtp): vLLM 0.33 removed Medusa"
@@ -488,9 +488,9 @@ class RooflineCosts(Options):
     @field_validator("preset")
     @classmethod
     def _known_preset(cls, name: str) -> str:
-        if name not in ENGINES and not name.endswith(".json"):
+        if name not in PRESETS and not name.endswith(".json"):
             raise ValueError(
-                f"no overheads are known for {shown(name)}: choose one of {', '.join(ENGINES)}, or a .json file"
+                f"no overheads are known for {shown(name)}: choose one of {', '.join(PRESETS)}, or a .json file"
             )
         return name
 

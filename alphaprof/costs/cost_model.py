@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaprof.config.hardware import ACCELERATORS, ELSEWHERE, engine_of
+from alphaprof.config.hardware import ACCELERATORS, ELSEWHERE, preset_of
 from alphaprof.config.options import CostOptions, MeasuredCosts, RooflineCosts, TableCosts
 from alphaprof.costs.roofline import draft_memory, step_ms
 from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
@@ -52,7 +52,7 @@ def roofline_ms(
 ) -> float:
     """Return a step's time by a roofline with the engine's efficiencies, without overhead."""
     tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
-    accelerator, efficiency = ACCELERATORS[costs.accelerator], engine_of(costs.preset).efficiency
+    accelerator, efficiency = ACCELERATORS[costs.accelerator], preset_of(costs.preset).efficiency
     if prefill:  # a prompt's rows fill matrix units better than a verification's few
         share = max(PREFILL_SHARE, accelerator.compute_share or 0.0)
         efficiency = dataclasses.replace(efficiency, compute=share)
@@ -66,7 +66,7 @@ def accuracy(
     words. Where the engine's ground ends, or with other sizes or overheads, the error is that of elsewhere. A regime for
     which nothing is computed is named, with what to measure.
     """
-    engine = engine_of(costs.preset)
+    engine = preset_of(costs.preset)
     if not engine.batch:
         return engine.factor, f"{engine.about}; 90% of published speedups on H200 lie within factor {engine.factor:.2f}"
     usual = RooflineCosts.model_fields
@@ -87,7 +87,7 @@ def accuracy(
 
 def _regimes(costs: RooflineCosts, batch: int, target: ModelShape | None, gamma: int) -> Iterator[str]:
     """Yield where an engine leaves its CUDA graphs, which no share or overhead describes."""
-    if engine_of(costs.preset).accelerator is not None:
+    if preset_of(costs.preset).accelerator is not None:
         return
     kv_bytes = costs.kv_bytes or (target.kv_bytes if target is not None else 2.0)
     if kv_bytes < 2 and ACCELERATORS[costs.accelerator].ampere:
@@ -121,7 +121,7 @@ def roofline_rows(
     the factor that holds 90% of published speedups at `mean_context`.
     """
     rows: list[StepRow] = []
-    added = engine_of(costs.preset)
+    added = preset_of(costs.preset)
     for batch, context in product(batches, contexts):
         error = _standard_error(accuracy(costs, batch, mean_context, target)[0])
         more = added.target_ms(target.layers, bool(target.experts), batch) + costs.overhead_ms

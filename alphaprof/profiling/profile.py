@@ -24,7 +24,7 @@ import pyarrow as pa
 import torch
 
 from alphaprof.config.engines import VLLM
-from alphaprof.config.hardware import ACCELERATORS, DEVICES, engine_of
+from alphaprof.config.hardware import ACCELERATORS, DEVICES, preset_of
 from alphaprof.config.options import (
     MeasuredCosts,
     RooflineCosts,
@@ -398,7 +398,7 @@ def require_costs(options: ProfileOptions) -> None:
         lookups = [name for name in drafts if name not in models]
         read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
     elif isinstance(costs, RooflineCosts):
-        engine_of(costs.preset)
+        preset_of(costs.preset)
         own = {name: drafts[name].own_model for name in models if name not in heads}
         for name, model in {TARGET: options.target, **own}.items():
             if model is not None and not model.is_gguf:

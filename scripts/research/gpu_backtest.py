@@ -41,7 +41,7 @@ from scipy.optimize import brentq, least_squares, minimize_scalar
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from alphaprof.config.hardware import ACCELERATORS, ELSEWHERE, ENGINES, engine_of
+from alphaprof.config.hardware import ACCELERATORS, ELSEWHERE, PRESETS, preset_of
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.rounds import StepTimes, full_round_costs
@@ -297,19 +297,19 @@ def rows_with_experts(rows: Sequence[Row]) -> bool:
 
 def with_overheads(preset: str, values: Mapping[str, float]) -> str:
     """Return the preset of an engine with other constants, whose error is not known."""
-    values, efficiency = dict(values), engine_of(preset).efficiency
+    values, efficiency = dict(values), preset_of(preset).efficiency
     if "compute" in values:
         efficiency = replace(efficiency, compute=values.pop("compute"))
-    ENGINES["fitted"] = replace(engine_of(preset), factor=ELSEWHERE, batch=0, efficiency=efficiency, **values)
+    PRESETS["fitted"] = replace(preset_of(preset), factor=ELSEWHERE, batch=0, efficiency=efficiency, **values)
     return "fitted"
 
 
-def preset_of(rows: Sequence[Row], preset: str, values: Mapping[str, float], found: Sequence[Judged]) -> dict[str, Any]:
+def fitted_preset(rows: Sequence[Row], preset: str, values: Mapping[str, float], found: Sequence[Judged]) -> dict[str, Any]:
     """Return a fitted preset as its file has it. Its factor is that of the preset it is like, or the rows' own if larger."""
     gpus = dict.fromkeys(row.gpu for row in rows)
     if len(gpus) > 1:
         raise SystemExit(f"rows of {', '.join(gpus)} make no preset\nhint: fit the rows of one GPU")
-    engine, error = engine_of(preset), math.sqrt(np.mean([math.log1p(each.error) ** 2 for each in found]))
+    engine, error = preset_of(preset), math.sqrt(np.mean([math.log1p(each.error) ** 2 for each in found]))
     constants = {name: round(value, 4) for name, value in values.items() if name != "compute"}
     return {
         "like": preset,
@@ -426,7 +426,7 @@ def main() -> None:
     ]
     document["errors"] = [summary(name, each) for name, each in tables]
     if given.out:
-        written = preset_of(described, original, document["fitted"], found)
+        written = fitted_preset(described, original, document["fitted"], found)
         given.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(document, indent=1) if given.format == "json" else text(document))
 

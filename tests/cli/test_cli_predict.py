@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.predict import Prediction, build_prediction, computed_cost
-from alphaprof.config.hardware import ENGINES
+from alphaprof.config.hardware import PRESETS
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import roofline_ms
 from alphaprof.costs.roofline import Efficiency, step_ms
@@ -353,7 +353,7 @@ def test_one_pass_runs_over_the_verified_and_the_drafted_rows(console_script: Ru
     given = on_files(tmp_path, TARGET, DFLASH, alpha=0.7, gamma=7, batch=64, format="json")
     found = json.loads(printed(console_script, *given))["computed"]
     setting = RooflineCosts(source="roofline", accelerator="h200", preset="sglang-h200")
-    head, engine = ModelShape.of_head(DFLASH, ModelShape.from_config(TARGET)), ENGINES["sglang-h200"]
+    head, engine = ModelShape.of_head(DFLASH, ModelShape.from_config(TARGET)), PRESETS["sglang-h200"]
     for verified, ms in enumerate(found["draft_first_ms"], 1):
         kernels = roofline_ms(setting, head, False, verified + 6, 64, 1024)
         assert ms == pytest.approx(kernels + engine.draft_ms + engine.layers_ms(5, False))
@@ -423,7 +423,7 @@ def test_quantization_is_read_from_either_file(console_script: Runner, tmp_path:
     assert "modelopt fp8 (weights 1 B, head 2 B)" in files[0]["read"][0]
     halved = ModelShape.from_config(TARGET).parameters - 2 * 151936 * 4096  # the layers, and not embedding and head
     saved = computed(context=0)["decode_ms"] - files[2]["decode_ms"]
-    assert saved == pytest.approx(1000 * halved / (4.8e12 * ENGINES["sglang-h200"].efficiency.memory), rel=0.05)
+    assert saved == pytest.approx(1000 * halved / (4.8e12 * PRESETS["sglang-h200"].efficiency.memory), rel=0.05)
     small = computed(beside=algorithm | {"kv_cache_quant_algo": "FP8"})
     assert small["decode_ms"] < files[0]["decode_ms"]
     assert (

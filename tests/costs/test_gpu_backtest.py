@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.config.hardware import ACCELERATORS, ENGINES, engine_of
+from alphaprof.config.hardware import ACCELERATORS, PRESETS, preset_of
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.rounds import full_round_costs, time_by_step
@@ -49,7 +49,7 @@ def shapes(name: str) -> tuple[ModelShape, ModelShape]:
 
 def test_published_speedups_of_the_calibration_are_met_and_the_fit_finds_the_preset() -> None:
     found = backtest("--fit")
-    preset = ENGINES["sglang-h200"]
+    preset = PRESETS["sglang-h200"]
     own = {
         "layer_us": preset.layer_us,
         "expert_layer_us": preset.expert_layer_us,
@@ -132,7 +132,7 @@ def test_a_preset_of_ones_own_is_fitted_to_four_rounds_and_used(tmp_path: Path) 
     measured, preset, truth = tmp_path / "rounds.csv", tmp_path / "mine.json", tmp_path / "truth.json"
     measured.write_text(example)
     assert backtest("--fit", "--out", preset, rows=measured)["errors"][0]["worst"] < 2
-    engine, target = engine_of(str(preset)), shapes("llama-3.1-8b")[0]
+    engine, target = preset_of(str(preset)), shapes("llama-3.1-8b")[0]
     assert (engine.accelerator, engine.batch, engine.efficiency.overlap) == ("l40s", 16, 2.5)
     setting = RooflineCosts(source="roofline", accelerator="l40s", preset=str(preset))
     assert accuracy(setting, 16, 1024, target)[0] == engine.factor < 1.25
@@ -153,9 +153,9 @@ def test_a_preset_of_ones_own_is_fitted_to_four_rounds_and_used(tmp_path: Path) 
 def test_a_file_that_is_no_preset_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(text)
     with pytest.raises(OptionInvalid, match=r"mine\.json is no preset"):
-        engine_of(str(tmp_path / "mine.json"))
+        preset_of(str(tmp_path / "mine.json"))
     with pytest.raises(OptionInvalid, match=r"no overheads are known for 'other'"):
-        engine_of("other")
+        preset_of("other")
 
 
 SIZES = [shapes(name) for name in ("llama-3.1-8b", "qwen3-30b-a3b")]
@@ -173,7 +173,7 @@ def cost(models: tuple[ModelShape, ModelShape], setting: RooflineCosts, gamma: i
 @given(
     st.sampled_from(SIZES),
     st.sampled_from(sorted(ACCELERATORS)),
-    st.sampled_from(sorted(ENGINES)),
+    st.sampled_from(sorted(PRESETS)),
     st.sampled_from((1, 4)),
     *(st.integers(1, most) for most in (10, 256, 100_000)),
 )
@@ -190,8 +190,8 @@ def test_a_round_never_gets_cheaper_with_gamma_batch_or_context(
 def test_without_overheads_the_times_are_those_of_the_bare_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the last bit, also for an engine whose numbers are all replaced."""
     zero = dict.fromkeys(("layer_us", "expert_layer_us", "step_ms", "sequence_ms", "round_ms", "draft_ms"), 0.0)
-    efficiency = ENGINES["none"].efficiency
-    monkeypatch.setitem(ENGINES, "empty", dataclasses.replace(ENGINES["vllm-0.11"], **zero, efficiency=efficiency))
+    efficiency = PRESETS["none"].efficiency
+    monkeypatch.setitem(PRESETS, "empty", dataclasses.replace(PRESETS["vllm-0.11"], **zero, efficiency=efficiency))
     emptied = SGLANG.model_copy(update={"preset": "empty"})
     for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
         target, head = shapes(name)

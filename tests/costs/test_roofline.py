@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from alphaprof.config.hardware import ACCELERATORS, ENGINES, Accelerator
+from alphaprof.config.hardware import ACCELERATORS, PRESETS, Accelerator
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import roofline_ms, roofline_rows, shape_of
 from alphaprof.costs.roofline import (
@@ -282,7 +282,7 @@ ENDS = [(Load(4, batch, 1024), PUBLISHED[batch]) for batch in (1, 256)]
 
 
 def test_the_usual_efficiencies_give_published_ratios() -> None:
-    shape, efficiency = ModelShape.from_config(LLAMA), ENGINES["none"].efficiency
+    shape, efficiency = ModelShape.from_config(LLAMA), PRESETS["none"].efficiency
     for batch, ratio in PUBLISHED.items():
         verify, decode = (step_ms(shape, H100, efficiency, tokens, batch, 1024) for tokens in (4, 1))
         assert verify / decode == pytest.approx(ratio, rel=0.15 if batch in (8, 32, 64) else 0.01)
@@ -339,7 +339,7 @@ def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later
 ) -> None:
     """Which goes without the parameters of the first, and alone has the overhead of a draft's step."""
     shape = dataclasses.replace(SMALL, first_parameters=1e8)
-    monkeypatch.setitem(ENGINES, "own", dataclasses.replace(ENGINES["none"], draft_ms=0.25))
+    monkeypatch.setitem(PRESETS, "own", dataclasses.replace(PRESETS["none"], draft_ms=0.25))
     setting = PLAIN.model_copy(update={"preset": "own"})
     found = roofline_rows(TARGET, {"eagle": shape}, setting, 2, (8,), (512,), (), ["eagle"])
     times = {(row.step, row.tokens): row.ms for row in found if row.model == "eagle"}
@@ -361,7 +361,7 @@ def test_a_decode_step_by_hand() -> None:
 
 
 def test_overheads_are_added_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "own", dataclasses.replace(ENGINES["none"], draft_ms=0.5))
+    monkeypatch.setitem(PRESETS, "own", dataclasses.replace(PRESETS["none"], draft_ms=0.5))
     plain, slow = rows(), rows(PLAIN.model_copy(update={"overhead_ms": 3.0, "preset": "own"}))
     added = {(place[0], place[1]): slow[place].ms - plain[place].ms for place in plain}
     assert added == pytest.approx(
@@ -377,8 +377,8 @@ def test_overheads_are_added_where_they_belong(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_target_has_overheads_of_a_step_and_of_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = dataclasses.replace(ENGINES["none"], step_ms=0.5, sequence_ms=0.25)
-    monkeypatch.setitem(ENGINES, "own", own)
+    own = dataclasses.replace(PRESETS["none"], step_ms=0.5, sequence_ms=0.25)
+    monkeypatch.setitem(PRESETS, "own", own)
     plain, slow = rows(), rows(PLAIN.model_copy(update={"preset": "own"}))
     for model, step, tokens, batch, context in plain:
         place, more = (model, step, tokens, batch, context), 0.5 + batch * 0.25

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.check import checked
 from alphaprof.commands.latency import Latency
-from alphaprof.config.hardware import ENGINES
+from alphaprof.config.hardware import PRESETS
 from alphaprof.config.load import changed_question
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import open_costs, roofline_ms
@@ -507,7 +507,7 @@ def test_a_time_that_is_not_linear_in_the_context_holds_at_the_mean(tmp_path: Pa
     whole = ModelShape.cache_bytes
     monkeypatch.setattr(ModelShape, "cache_bytes", lambda shape, context: whole(shape, min(context, 100)))
     setting = RooflineCosts(source="roofline", accelerator="a100-80gb", preset="vllm-0.11", concurrency=[8])
-    target, engine = ModelShape.from_config(LLAMA), ENGINES["vllm-0.11"]
+    target, engine = ModelShape.from_config(LLAMA), PRESETS["vllm-0.11"]
     for context in (99.0, 100.0, 130.0, 5000.0):
         costs = open_costs(run, setting, context)
         assert costs is not None
