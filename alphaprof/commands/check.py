@@ -130,7 +130,7 @@ class Check:
     """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
 
     format: ClassVar[str] = "alphaprof-check"
-    version: ClassVar[str] = "2.1"
+    version: ClassVar[str] = "2.0"
 
     outcome: Outcome  # of all thresholds together
     reason: str
