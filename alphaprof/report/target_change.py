@@ -207,42 +207,29 @@ def target_change(
     gamma: int,
     margin: float,
     shared: Run | None = None,
-) -> TargetChange:
-    """Return what becomes of a draft. `texts`, `rows`: as `paired_texts` returns them, of runs whose targets differ;
-    `shared`: a run of the new target on the texts of the old one. Raises `NotComparable`.
+) -> TargetChange | None:
+    """Return what becomes of a draft; None: no text has rounds under the decision's rule. `texts`, `rows`: as `paired_texts`
+    returns them, of runs whose targets differ; `shared`: a run of the new target on the texts of the old one. Raises
+    `NotComparable` for another one.
     """
     profile, confidence = first.run.manifest.profile, float(first.run.manifest.profile.decision.confidence)
     sides = [ReportInputs.of(side.run, side.run.manifest.profile.deciding(side.draft)) for side in (first, second)]
-    question = sides[0].question
+    question, asked = sides[0].question, sides[1].question
     mine = [text for text in texts if text.has_rounds and text.rule == question.rule_for(text.first.policy)]
     if not mine:
-        hint = "name a rule that applies to this text: strict if it is greedy; one_hot, lossless or block if it is sampled"
-        raise NotComparable(f"the decision's rule has no rounds on the texts of {first.label} and {second.label}", hint)
+        return None
+    domains = dict.fromkeys(text.domain for text in mine)
+    groups = {ALL: over_domains(mine, profile.decision.weights)}
+    for domain in domains if len(domains) > 1 else ():
+        groups[domain] = over_domains([text for text in mine if text.domain == domain], None)
     timed = all(parse_rule(text.rule).rule.timed for text in mine)
-    times = [
-        inputs.timing.times.get(side.draft) if timed else None for inputs, side in zip(sides, (first, second), strict=True)
-    ]
-    parts, weights = over_domains(mine, profile.decision.weights)
-    whole, domains = (
-        _change(ALL, parts, weights, gamma, times, confidence),
-        list(dict.fromkeys(each.domain for each in mine)),
-    )
-    by_domain = [
-        _change(
-            domain,
-            [TextPair.together(domain, [each for each in mine if each.domain == domain])],
-            None,
-            gamma,
-            times,
-            confidence,
-        )
-        for domain in domains
-    ]
-    before, _, difference = difference_over(parts, weights, gamma, 2 * confidence - 1)
-    bounds = difference.low / before, difference.high / before
+    times = [each.timing.times.get(side.draft) if timed else None for each, side in zip(sides, (first, second), strict=True)]
+    changes = [change_over(name, *group, gamma, times, confidence) for name, group in groups.items()]
+    whole, bounds = changes[0], deciding_bounds(*groups[ALL], gamma, confidence)
     doubts = (contradiction(pool) for text in mine for pool in text.sides)
-    doubt = sides[1].question.stand_in or next(filter(None, doubts), "")
-    verdict, reason, pays_from = _verdict(sides[1], second, whole.change.value, bounds, margin, doubt)
+    doubt = asked.stand_in or next(filter(None, doubts), "")
+    verdict: VerdictName = "UNDECIDED"
+    verdict, reason = (verdict, doubt) if doubt else _verdict(sides[1], second, whole.change.value, bounds, margin)
     away, needed = whole.change.value + margin, None
     half = whole.change.value - bounds[0] if away > 0 else bounds[1] - whole.change.value
     if verdict == "UNDECIDED" and not doubt and half < abs(away) * math.sqrt(ENDLESS):
@@ -250,6 +237,7 @@ def target_change(
     differs, (old, new) = changed_facts(first.run, second.run), [side.run.manifest.target for side in (first, second)]
     logs = "tokenizer" not in differs and all(side.run.scored and side.run.has_log for side in (first, second))
     pairs = _paired_logs(first, second, rows, question) if logs else []
+    before, after = whole.tokens_per_round
     return TargetChange(
         before=f"{old.reference} ({old.precision})",
         after=f"{new.reference} ({new.precision})",
@@ -261,9 +249,9 @@ def target_change(
         gamma=gamma,
         bounds=bounds,
         must_reach=before * (1 - margin),
-        pays_from=pays_from,
+        pays_from=after / whole.speedup[1] * asked.min_speedup if whole.speedup else None,
         documents_needed=needed,
-        changes=(whole, *(by_domain if len(domains) > 1 else ())),
+        changes=tuple(changes),
         common=_common_text(pairs, confidence) if pairs else None,
         moved=tuple(_moved(first, second, shared, pairs, confidence)) if pairs and shared is not None else (),
         command=_scoring_command(first, second) if logs and shared is None else None,
@@ -277,31 +265,28 @@ def _is_one(first: ModelFacts, second: ModelFacts) -> bool:
 
 
 def _verdict(
-    inputs: ReportInputs, side: RunDraft, change: float, bounds: tuple[float, float], margin: float, doubt: str
-) -> tuple[VerdictName, str, float | None]:
-    """Return the verdict and its reason, and tokens per round from which a draft pays. `inputs`: of the new run. A draft
-    that its report would turn off goes, whatever it kept.
-    """
+    inputs: ReportInputs, side: RunDraft, change: float, bounds: tuple[float, float], margin: float
+) -> tuple[VerdictName, str]:
+    """Return the verdict and its reason. `inputs`: of the new run, whose report turns off a draft whatever it kept."""
     inputs = answered_p_min(inputs)
     evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, [side.draft])))
-    answer, traffic = Judge(evidence, inputs.costs, inputs.question, side.run.gammas, {}).traffic()
-    cost = traffic.break_even_length
-    pays_from = cost * traffic.min_speedup if cost is not None else None
-    if doubt:
-        return "UNDECIDED", doubt, pays_from
+    answer, _ = Judge(evidence, inputs.costs, inputs.question, side.run.gammas, {}).traffic()
     if answer.verdict == "NO-GO":
-        return "TURN OFF", f"with the new target, {answer.reason}", pays_from
-    speedup = f"; speedup {fmt.interval(answer.speedup, 'x')}, {answer.verdict}" if answer.speedup else "; no step times"
-    low, high = (f"{100 * bound:+.1f}%" for bound in bounds)
-    words, allowed = f"tokens per round {100 * change:+.1f}%, surely", f"{100 * margin:g}%"
+        return "TURN OFF", f"with the new target, {answer.reason}"
+    speedup = f"speedup {fmt.interval(answer.speedup, 'x')}, {answer.verdict}" if answer.speedup else "no step times"
+    (low, high), allowed = (
+        (f"{100 * bound:+.1f}%" for bound in bounds),
+        f"(a loss of {100 * margin:g}% is allowed); {speedup}",
+    )
+    words = f"tokens per round {100 * change:+.1f}%, surely"
     if bounds[0] >= -margin:
-        return "KEEP", f"{words} above {low} (a loss of {allowed} is allowed){speedup}", pays_from
+        return "KEEP", f"{words} above {low} {allowed}"
     if bounds[1] < -margin:
-        return "RETRAIN", f"{words} below {high} (a loss of {allowed} is allowed){speedup}", pays_from
-    return "UNDECIDED", f"{words} between {low} and {high} (a loss of {allowed} is allowed){speedup}", pays_from
+        return "RETRAIN", f"{words} below {high} {allowed}"
+    return "UNDECIDED", f"{words} between {low} and {high} {allowed}"
 
 
-def _change(
+def change_over(
     name: str,
     parts: Sequence[TextPair],
     weights: Mapping[str, float] | None,
@@ -324,6 +309,14 @@ def _change(
     units, (least, most) = [present(text.first.cluster) for text in parts], ends
     old, new, change = weighted_inverse_difference(sums[0], sums[1], units, shares, confidence, gamma, (1 / most, 1 / least))
     return dataclasses.replace(found, speedup=(old, new), speedup_change=_over(change, old))
+
+
+def deciding_bounds(
+    parts: Sequence[TextPair], weights: Mapping[str, float] | None, gamma: int, confidence: float
+) -> tuple[float, float]:
+    """Return bounds of the change of tokens per round, as a share, each at the confidence."""
+    before, _, difference = difference_over(parts, weights, gamma, 2 * confidence - 1)
+    return difference.low / before, difference.high / before
 
 
 def _over(difference: Interval, before: float) -> Interval:
