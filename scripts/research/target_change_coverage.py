@@ -21,7 +21,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from alphaprof.run.reader import Run, RunDraft
 from tests import tiny
 from tests.runs import Silent
 
-GAMMA, CONFIDENCE, MARGIN, TOKENS, ENOUGH = 4, 0.95, 0.03, 128, 1000
+GAMMA, CONFIDENCE, MARGIN, TOKENS, ENOUGH = 4, 0.95, 0.03, 48, 1000
 RANK = 4
 # Verification of n tokens and a draft step of the old target and the new one, in ms: weights of 8 bits are read faster.
 TIMES = [StepTimes({n: StepTime(ms + 0.3 * n, 0.0) for n in range(1, GAMMA + 2)}, StepTime(1.0, 0.0)) for ms in (10.0, 7.0)]
@@ -79,10 +79,12 @@ def int8(weight: torch.Tensor, _: torch.Generator) -> torch.Tensor:
     return (weight / scale).round() * scale
 
 
-CHANGES = {"no change": noise(2e-4), "noise": noise(0.03), "adapter": adapter(0.05), "int8": int8}
+CHANGES = {"no change": noise(2e-5), "noise": noise(0.03), "adapter": adapter(0.05), "int8": int8}
 
 
-def populations(folder: Path, documents: int) -> Iterator[tuple[str, TextPair, float]]:
+def populations(
+    folder: Path, documents: int, names: Collection[str] = tuple(CHANGES)
+) -> Iterator[tuple[str, TextPair, float]]:
     """Yield each change with its paired documents, and the share of texts that differ."""
     rng, words = np.random.default_rng(0), ["once", "a", "fox", "saw", "the", "moon", "and", "sang", "to", "it"]
     rows = [{"text": f"{index} {' '.join(rng.choice(words, rng.integers(2, 9)))}"} for index in range(documents)]
@@ -91,7 +93,7 @@ def populations(folder: Path, documents: int) -> Iterator[tuple[str, TextPair, f
     models = {
         "old": old,
         "draft": changed(old, noise(0.05), 2),
-        **{name: changed(old, each) for name, each in CHANGES.items()},
+        **{name: changed(old, CHANGES[name]) for name in names},
     }
     for name, model in models.items():
         model.save_pretrained(folder / name)
@@ -111,9 +113,9 @@ def populations(folder: Path, documents: int) -> Iterator[tuple[str, TextPair, f
         name: profile(
             load_profile(folder / "profile.yaml", [f"target.model={folder / name}"]), folder / f"run {name}", Silent()
         )
-        for name in ("old", *CHANGES)
+        for name in ("old", *names)
     }
-    for name in CHANGES:
+    for name in names:
         sides = [RunDraft(runs[side], "small") for side in ("old", name)]
         (text,), *_ = paired_texts(*sides, ["lossless"])
         ids = [texts(side.run) for side in sides]
