@@ -165,12 +165,18 @@ def over_domains(
 
 
 def difference_over(
-    parts: Sequence[TextPair], weights: Mapping[str, float] | None, gamma: int, confidence: float
+    parts: Sequence[TextPair],
+    weights: Mapping[str, float] | None,
+    gamma: int,
+    confidence: float,
+    relative: bool = False,
 ) -> tuple[float, float, Interval]:
-    """Return tokens per round of both sides over some texts, as `over_domains` gives them, and second less first."""
+    """Return tokens per round of both sides over some texts, as `over_domains` gives them, and second less first.
+    `relative`: as of `weighted_inverse_difference`.
+    """
     first, second = zip(*(text.totals(gamma) for text in parts), strict=True)
     units, shares = [present(text.first.cluster) for text in parts], list(weights.values()) if weights else [1.0]
-    return weighted_inverse_difference(first, second, units, shares, confidence, gamma)
+    return weighted_inverse_difference(first, second, units, shares, confidence, gamma, relative=relative)
 
 
 def paired_texts(

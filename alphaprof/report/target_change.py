@@ -85,7 +85,7 @@ class Moved:
     domain: str
     documents: int  # that were read
     agreement: Interval | None  # share of positions at which both targets have the same most probable token
-    kl: Interval  # mean KL(new || old) in nats, over positions where it is finite
+    kl: Interval | None  # mean KL(new || old) in nats, over positions where it is finite
     infinite: float  # share of positions where it is not: truncated sampling
     margins: tuple[float | None, float]  # median margin of the old target where the two do not agree, and everywhere
     alpha: tuple[float, float, float] | None  # old target, old texts; new target, old texts; new target, new texts
@@ -171,7 +171,7 @@ def _blocks_of_moved(moved: Sequence[Moved]) -> Iterator[Block]:
     )
     headings = ("domain", "docs", "targets agree", "KL(new || old)", "margin at flips / all")
     yield table_of_rows("how far p moved, on the texts of the old target", headings, rows)
-    cells = (
+    cells = [
         (
             *(fmt.short(each.domain), " / ".join(map(fmt.share, each.alpha))),
             *(fmt.difference(each.by_target, 3), fmt.difference(each.by_text, 3)),
@@ -179,9 +179,10 @@ def _blocks_of_moved(moved: Sequence[Moved]) -> Iterator[Block]:
         )
         for each in moved
         if each.alpha is not None
-    )
+    ]
     columns = ("domain", "before / old texts / after", "by the target", "by other text", "share of the target")
-    yield table_of_rows("alpha: old target / new target on the old texts / new target", columns, cells)
+    if cells:
+        yield table_of_rows("alpha: old target / new target on the old texts / new target", columns, cells)
 
 
 def _percent(change: Interval | None) -> fmt.Number:
@@ -295,7 +296,7 @@ def change_over(
     confidence: float,
 ) -> Change:
     """Return the change over some texts, as `over_domains` gives them."""
-    before, after, tokens = difference_over(parts, weights, gamma, confidence)
+    before, after, tokens = difference_over(parts, weights, gamma, confidence, relative=True)
     cluster = np.concatenate([text.first.cluster for text in parts])
     found = Change(name, len(cluster), distinct(cluster), (before, after), _over(tokens, before), None, None)
     known = [each for each in times if each is not None and each.covers(gamma)]
@@ -307,7 +308,9 @@ def change_over(
         sums.append([spent_and_base(*domain) for domain in decoded])
         ends = cost_bounds(decoded[0][1], gamma)
     units, (least, most) = [present(text.first.cluster) for text in parts], ends
-    old, new, change = weighted_inverse_difference(sums[0], sums[1], units, shares, confidence, gamma, (1 / most, 1 / least))
+    old, new, change = weighted_inverse_difference(
+        sums[0], sums[1], units, shares, confidence, gamma, (1 / most, 1 / least), True
+    )
     return dataclasses.replace(found, speedup=(old, new), speedup_change=_over(change, old))
 
 
@@ -337,10 +340,10 @@ class _Paired:
 
 
 def _paired_logs(first: RunDraft, second: RunDraft, rows: tuple[Array, Array], question: Question) -> list[_Paired]:
-    """Return the paired documents that lie in the part of the first log that a report reads too."""
+    """Return the paired documents of the targets' own texts, in the part of the first log that a report reads too."""
     tables = [side.run.documents().take(pa.array(chosen)) for side, chosen in zip((first, second), rows, strict=True)]
-    rules = [f"accept_{question.rule_for(policy)}" for policy in policies(tables[0])]
-    known = {column.name for side in (first, second) for column in side.run.log_of(side.draft).columns}
+    rules = [f"accept_{question.rule_for(policy)}" if policy else "" for policy in policies(tables[0])]
+    known = set.intersection(*({each.name for each in side.run.log_of(side.draft).columns} for side in (first, second)))
     names = ["token", "target_top", *sorted(known.intersection(rules))]
     part = LogPart.of(first.run, Documents.of(first.run.documents()), limit_of(first.run)).run
     one, two = (table["document"].to_pylist() for table in tables)
@@ -406,7 +409,8 @@ def _moved(first: RunDraft, second: RunDraft, shared: Run, pairs: Sequence[_Pair
     """
     (old, new), drafts = (side.run.manifest.target for side in (first, second)), shared.manifest.drafts
     before = next((name for name, facts in drafts.items() if _is_one(facts, old)), None)
-    same = next((name for name, facts in drafts.items() if _is_one(facts, first.run.manifest.drafts[first.draft])), None)
+    own = [side.run.manifest.drafts[side.draft] for side in (first, second)]  # the second's: of the target's own layers
+    same = next((name for draft in own for name, facts in drafts.items() if _is_one(facts, draft)), None)
     view, logs, accepted = _with_documents(shared, [pair.number for pair in pairs]), Log(), Log()
     if before is not None:
         logs = _log(view, before, ["token", "target_top", "draft_top", "draft_margin", "kl_target_draft"])
@@ -425,26 +429,23 @@ def _moved(first: RunDraft, second: RunDraft, shared: Run, pairs: Sequence[_Pair
     for domain in (ALL, *(domains if len(domains) > 1 else ())):
         mine = [pair for pair in pairs if domain in (ALL, pair.domain)]
         units, counts = np.array([pair.unit for pair in mine]), []
-        log = {name: [logs[pair.number][name] for pair in mine] for name in ("target_top", "draft_top", "draft_margin")}
+        names = ("target_top", "draft_top", "draft_margin")
+        ours, theirs, margins = (np.concatenate([logs[pair.number][name] for pair in mine]) for name in names)
         for pair in mine:
             kl = logs[pair.number]["kl_target_draft"]
             finite, agreed = np.isfinite(kl), logs[pair.number]["target_top"] == logs[pair.number]["draft_top"]
             kept = [pair.old[pair.rule], *([accepted[pair.number][pair.rule]] if accepted else []), pair.new[pair.rule]]
             counts.append((len(kl), agreed.sum(), finite.sum(), kl[finite].sum(), *np.ravel([_kept(each) for each in kept])))
         tokens, agree, known, divergence, *sides = np.array(counts, dtype=np.float64).T
-        margins, flips = (
-            np.concatenate(log["draft_margin"]),
-            np.concatenate(log["target_top"]) != np.concatenate(log["draft_top"]),
-        )
         one, by_target = _alphas(units, sides[:4], confidence) if accepted else (None, None)
         two, by_text = _alphas(units, sides[2:], confidence) if accepted else (None, None)
         yield Moved(
             domain=domain,
             documents=len(mine),
             agreement=pooled_share(units, agree, tokens, confidence),
-            kl=mean_interval(ratio(*by_cluster(units, divergence, known)), confidence),
+            kl=mean_interval(ratio(*by_cluster(units, divergence, known)), confidence) if known.any() else None,
             infinite=float(1 - known.sum() / tokens.sum()),
-            margins=(float(np.median(margins[flips])) if flips.any() else None, float(np.median(margins))),
+            margins=(float(np.median(flips)) if len(flips := margins[ours != theirs]) else None, float(np.median(margins))),
             alpha=(*one, two[1]) if one and two else None,
             by_target=by_target,
             by_text=by_text,

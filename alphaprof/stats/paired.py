@@ -43,10 +43,12 @@ def weighted_inverse_difference(
     confidence: float,
     gamma: int,
     ends: tuple[float, float] | None = None,
+    relative: bool = False,
 ) -> tuple[float, float, Interval]:
     """Return the quotients of both sides over several domains, and second less first: 1 / sum(w_d r_d), r_d = sum(totals) /
     sum(counts) of a domain, as in `costs.speedup`. `units`: the number of each unit of a domain, [units], since one may lie
-    in several; `weights` add up to 1; `ends`: the least and the most that a quotient can be, default 1 and gamma + 1.
+    in several; `weights` add up to 1; `ends`: the least and the most that a quotient can be, default 1 and gamma + 1;
+    `relative`: the error is that of second / first, times first: what is divided by first has the error of a share.
     """
     ones, twos = [ratio(*each) for each in first], [ratio(*each) for each in second]
     before, after = (
@@ -58,7 +60,8 @@ def weighted_inverse_difference(
     if min(documents) < 2:
         return before, after, possible
     errors = [  # d(1/r) = -dr / r^2
-        weight * (_errors(first[place], one) * before**2 - _errors(second[place], two) * after**2)
+        weight
+        * (_errors(first[place], one) * before * (after if relative else before) - _errors(second[place], two) * after**2)
         for place, (weight, (one, two)) in enumerate(zip(weights, sides, strict=True))
     ]
     joint, variances = by_cluster(np.concatenate(units), np.concatenate(errors))[0], [float((e**2).sum()) for e in errors]

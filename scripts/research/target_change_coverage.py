@@ -40,7 +40,7 @@ from alphaprof.run.reader import Run, RunDraft
 from tests import tiny
 from tests.runs import Silent
 
-GAMMA, CONFIDENCE, MARGIN, TOKENS, ENOUGH = 4, 0.95, 0.03, 48, 1000
+GAMMA, CONFIDENCE, MARGIN, TOKENS, ENOUGH = 4, 0.95, 0.03, 32, 1000
 RANK = 4
 # Verification of n tokens and a draft step of the old target and the new one, in ms: weights of 8 bits are read faster.
 TIMES = [StepTimes({n: StepTime(ms + 0.3 * n, 0.0) for n in range(1, GAMMA + 2)}, StepTime(1.0, 0.0)) for ms in (10.0, 7.0)]

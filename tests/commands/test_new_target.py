@@ -180,7 +180,7 @@ def three(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Ru
     folder = tmp_path_factory.mktemp("three")
     models.noisy(models.llama(), 0.02, seed=7).save_pretrained(folder / "tuned")
     models.tokenizer().save_pretrained(folder / "tuned")
-    drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}}
+    drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}, "skip": {"kind": "layer_skip", "drop_layers": [2]}}
     path = profile_file(folder, tiny, drafts=drafts, costs={"source": "none"}, execution={"threads": 1})
     old = run_profile(path, folder / "old run")
     new = run_profile(path, folder / "new", False, f"target.model={folder / 'tuned'}")
@@ -272,6 +272,16 @@ def test_up_to_the_first_token_that_differs_both_logs_are_of_one_text(three: tup
     assert found.agreement.value == pytest.approx((first["target_top"] == second["target_top"]).mean())
     assert found.alpha == pytest.approx((first["accept_strict"].mean(), second["accept_strict"].mean()))
     assert 0 < found.share < 1
+
+
+@pytest.mark.models
+def test_a_draft_of_the_targets_own_layers_changes_with_it(three: tuple[Run, Run, Run, Comparison]) -> None:
+    old, new, shared, _ = three
+    found = compare(RunDraft(old, "skip"), RunDraft(new, "skip"), shared=shared).target_change
+    assert found is not None
+    assert not found.same_draft
+    logs = [log_of(run, "skip")["accept_strict"].mean() for run in (old, shared, new)]
+    assert found.moved[0].alpha == pytest.approx(logs, abs=1e-6)
 
 
 @pytest.mark.models

@@ -644,7 +644,13 @@ def test_texts_are_measured_again_without_writing_them(
     for draft in ("close", "ngram"):
         before, now = log_of(sampled_run, draft), log_of(run, draft)
         pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
-    others = {"data.1.continuation.seed=4": r"profile \(other data\)", f"target.model={tiny / 'draft'}": "another target"}
+    shutil.copytree(tiny / "target", tmp_path / "chat")
+    template = tmp_path / "chat" / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+    others = {
+        "data.1.continuation.seed=4": r"profile \(other data\)",
+        f"target.model={tmp_path / 'chat'}": "another tokenizer or device",
+    }
     for change, words in others.items():
         other = load_profile(sampled_run.path.parent / "profile.yaml", [change])
         with pytest.raises(RunMismatch, match=words):
