@@ -25,6 +25,7 @@ from alphaprof.report.build import build_report
 from alphaprof.report.target_change import TargetChange
 from alphaprof.run.reader import Run, RunDraft, side_of
 from tests import tiny as models
+from tests.commands.test_check_baseline import logged
 from tests.runs import log_of, profile_file, run_profile
 from tests.synthetic import Domain, Recipe, altered, stored_totals, write_run
 
@@ -169,6 +170,14 @@ def test_two_drafts_of_one_target_have_no_such_answer(old: Run) -> None:
         compare(*sides, shared=run)
 
 
+def test_imports_of_two_targets_have_rounds_alone(tmp_path: Path) -> None:
+    often, rarely = logged(tmp_path / "often", (3, 1) * 10, 0), logged(tmp_path / "rarely", (1, 1) * 10, 0)
+    target = dataclasses.replace(rarely.manifest.target, reference="int4", fingerprint="another")
+    found = compare(side_of(str(often.path)), side_of(str(altered(rarely, target=target).path))).target_change
+    assert found is not None
+    assert (found.verdict, found.common, found.moved, found.command) == ("RETRAIN", None, (), None)
+
+
 # Real networks
 
 
@@ -191,6 +200,8 @@ def three(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Ru
     result = CliRunner().invoke(app, shlex.split(command.replace("\\\n", ""))[1:])
     assert result.exception is None, result.exception
     shared = Run.open(folder / "new-on-old-texts")
+    written = CliRunner().invoke(app, ["compare", *sides, "--shared", str(shared.path), "--format", "json"])
+    assert json.loads(written.output)["target_change"]["moved"]  # valid by its schema, as conftest has it
     return old, new, shared, compare(*map(side_of, sides), shared=shared)
 
 

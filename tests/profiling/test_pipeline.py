@@ -172,7 +172,7 @@ def test_a_repeated_run_passes_its_check_and_one_changed_bit_of_a_weight_makes_i
     drafts = {name: again[name] for name in ("close", "skip")} | {"changed": {"kind": "model", "model": "./draft"}}
     new = run_profile(profile_file(tmp_path, tiny, drafts=drafts, costs=ROOFLINE), tmp_path / "run")
     for name, old in (("close", "close"), ("skip", "skip"), ("changed", "close")):
-        found = check_baseline(side_of(f"{new.path}:{name}"), side_of(f"{greedy_run.path}:{old}"), None, 0.02, False)
+        found = check_baseline(side_of(f"{new.path}:{name}"), side_of(f"{greedy_run.path}:{old}"), None, 0.02)
         if name != "changed":
             assert (found.outcome, found.reason) == ("pass", SAME)
             continue
