@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 NAME = "alphaprof"
-EXTRAS = ("profile", "gguf", "html", "multi-device", "ray")  # for users; test and dev are for a checkout
+EXTRAS = ("profile", "gguf", "html", "multi-device", "peft", "ray")  # for users; test and dev are for a checkout
 
 
 def install_line(extra: str) -> str:

@@ -27,6 +27,7 @@ HOMES = {
     "huggingface_hub": ("profiling/models/*",),
     "typer": ("cli/*",),
     "rich": ("render/*", "report/formats/*", "commands/*", "cli/*"),
+    "peft": ("profiling/models/*",),
     "matplotlib": ("report/formats/figures.py",),
     "jinja2": ("render/html/*", "profiling/texts/chat.py"),
     "yaml": ("config/*",),

@@ -30,6 +30,9 @@ from alphaprof.cli.common import (
 
 group = Typer()
 ReportFiles = Annotated[list[Path] | None, files("svg", "png", about="; .svg, .png: a figure of the domains")]
+Margin = Annotated[
+    float, Option(metavar="X", min=0, max=1, help="Allowed loss of tokens per round, as a share: 0.03 is 3%.")
+]
 CheckFormat = Annotated[Literal["terminal", "json", "md", "html", "junit"] | None, formats("junit")]
 CheckFiles = Annotated[list[Path] | None, files("junit", about=", .xml (JUnit)")]
 
@@ -109,13 +112,7 @@ def check(
     baseline: Annotated[
         str | None, Option(metavar="RUN[:DRAFT]", help="Earlier run: tokens per round must be kept, on the same prompts.")
     ] = None,
-    margin: Annotated[
-        float, Option(metavar="X", min=0, max=1, help="Allowed loss of tokens per round, as a share: 0.03 is 3%.")
-    ] = 0.03,
-    target_change: Annotated[
-        bool,
-        how("--allow-target-change", help="Allow a target other than the baseline's: fine-tuned or quantized."),
-    ] = False,
+    margin: Margin = 0.03,
     undecided: Undecided = "pass",
     form: CheckFormat = None,
     out: CheckFiles = None,
@@ -128,7 +125,7 @@ def check(
     from alphaprof.commands.check import Minimums, checked, require_passed
 
     least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
-    answer = checked(run, draft, rule, gamma, least, baseline, margin, target_change, overrides or ())
+    answer = checked(run, draft, rule, gamma, least, baseline, margin, overrides or ())
     answer = dataclasses.replace(answer, undecided=undecided)
     show(answer, form, out)
     if answer.outcome == "undecided" and undecided == "pass":
@@ -146,18 +143,26 @@ def compare(
     gamma: Annotated[
         int | None, Option(metavar="N", min=1, help="Compare tokens per round only at this gamma; default: all.")
     ] = None,
+    margin: Margin = 0.03,
+    shared: Annotated[
+        Path | None,
+        how(metavar="RUN", readable=False, help="A run of the second target on the first one's texts: tells why."),
+    ] = None,
     form: Format = None,
     out: OutFiles = None,
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round.
 
-    If one run was imported from an engine, show its values beside the predicted ones, and whether they agree.
+    Of runs with two targets (fine-tuned, quantized): whether to keep the draft, retrain it or turn it off. If one run was
+    imported from an engine, show its values beside the predicted ones, and whether they agree.
     """
     from alphaprof.commands.compare import compare as compare_sides
     from alphaprof.config.load import known_rules
-    from alphaprof.run.reader import side_of
+    from alphaprof.run.reader import Run, side_of
 
-    show(compare_sides(side_of(first), side_of(second), known_rules(rules) if rules else None, gamma), form, out)
+    texts = Run.open(shared) if shared is not None else None
+    sides = side_of(first), side_of(second)
+    show(compare_sides(*sides, known_rules(rules) if rules else None, gamma, margin, texts), form, out)
 
 
 @command(

@@ -246,7 +246,9 @@ def files(*more: str, about: str = "") -> Any:
 # Options of several commands. Not `readable`: our own errors say in two lines what cannot be read.
 RunFolder = Annotated[Path, Argument(metavar="RUN", readable=False, help="Directory of a run.")]
 RunOfDraft = Annotated[str, Argument(metavar="RUN[:DRAFT]", help="A run, and one of its drafts if it has several.")]
-ProfileFile = Annotated[Path, Argument(metavar="PROFILE", readable=False, help="Profile file (YAML).")]
+ProfileFile = Annotated[
+    Path, Argument(metavar="PROFILE", readable=False, help="Profile file (YAML), or a run: its profile.")
+]
 ProfileChanges = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Override an option: target.dtype=float32, costs.concurrency=[1,8]."),

@@ -30,6 +30,7 @@ REMOVED: dict[str, str] = {
     "predict --request-share": "leave it out: report --show requests has whole requests, by the prefill that was timed",
     "predict --verify-slope": "give --verify of one --gamma, or --target-config and --draft-config to compute it",
     "trees": "use alphaprof report RUN --show trees",
+    "check --allow-target-change": "leave it out: another target than the baseline's is compared, and named",
     "report --show certificates": TARGET,
     "report --show predictability": TARGET,
     "report --show difficulty": TARGET,

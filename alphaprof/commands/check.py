@@ -52,6 +52,7 @@ from alphaprof.report.pairing import (
 )
 from alphaprof.report.result import contradiction
 from alphaprof.report.stopping import answered_p_min
+from alphaprof.report.target_change import changed_facts
 from alphaprof.report.traffic import Judge, basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
@@ -135,6 +136,7 @@ class Check:
     reason: str
     run: str
     baseline: str | None = None  # the older run and its draft; None: judged by thresholds or a decision
+    new_target: str | None = None  # the run's target if the baseline had another one
     draft: str | None
     rule: str
     gamma: int | None
@@ -154,6 +156,8 @@ class Check:
         if self.unpaired is not None:
             paired, (new, old) = fmt.many(self.paired or 0, "document"), self.unpaired
             yield f"baseline {self.baseline}"
+            if self.new_target is not None:
+                yield f"new target {self.new_target}: alphaprof compare says whether to keep, retrain or turn off the draft"
             yield f"{paired} paired by prompt; unpaired: {new} of the run, {old} of the baseline"
         gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
         yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
@@ -238,7 +242,6 @@ def checked(
     minimums: Minimums,
     baseline: str | None,
     margin: float,
-    target_change: bool,
     overrides: Sequence[str] = (),
 ) -> Check:
     """Return the check that the options of `alphaprof check` ask for; `overrides`: what `--set` changes of the question.
@@ -260,7 +263,7 @@ def checked(
             raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once for each")
         new = side_of(f"{folder}:{draft}" if draft else folder)
         old = side_of(f"{baseline}:{new.draft}" if path_and_draft(baseline)[1] is None else baseline)
-        return check_baseline(new, old, rule, margin, target_change, gamma, profile)
+        return check_baseline(new, old, rule, margin, gamma, profile)
     require_drafts(run)
     inputs = ReportInputs.of(run, profile)
     drafts = inputs.run.manifest.drafts  # hybrids too
@@ -498,7 +501,6 @@ def check_baseline(
     old: RunDraft,
     rule: str | None,
     margin: float,
-    allow_target_change: bool,
     gamma: int | None = None,
     profile: ProfileOptions | None = None,
 ) -> Check:
@@ -507,7 +509,7 @@ def check_baseline(
     of at most 1 - confidence (Holm). `profile`: the new run's, with another decision. Raises `NotComparable` with the
     reason, and `OptionInvalid` for a gamma that is not one of both runs.
     """
-    require_comparable(old, new, allow_target_change)
+    require_comparable(old, new)
     both = common_gammas(new, old, gamma)
     if not both:
         raise NotComparable(
@@ -551,6 +553,7 @@ def check_baseline(
         reason=_in_words(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,
+        new_target=new.run.manifest.target.reference if changed_facts(old.run, new.run) else None,
         draft=new.draft,
         rule=chosen,
         gamma=used,

@@ -1,4 +1,4 @@
-"""`alphaprof compare`: two drafts on the same prompts, paired document by document."""
+"""`alphaprof compare`: two drafts on the same prompts, or one under two targets, paired document by document."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from alphaprof.report.pairing import (
 )
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import tokens_interval
+from alphaprof.report.target_change import TargetChange, changed_facts, target_change
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.run.reader import Run, RunDraft
@@ -37,6 +38,7 @@ from alphaprof.stats.estimate import Array, Interval, distinct
 from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents
 
+MARGIN = 0.03  # share of tokens per round that a draft may lose under another target
 MORE, LESS, SAME = "more", "less", "no clear difference"
 MOST = 3  # domains that a line of the answer names
 TEXTS = {
@@ -99,7 +101,7 @@ class Comparison:
     """
 
     format: ClassVar[str] = "alphaprof-compare"
-    version: ClassVar[str] = "1.0"
+    version: ClassVar[str] = "1.1"
 
     first: str  # run and draft
     second: str  # run and draft
@@ -115,11 +117,12 @@ class Comparison:
     gamma: int | None  # that the answer speaks of: the decision's, or the largest of both; None: they have none in common
     overall: tuple[OverallDifference, ...]  # of paired documents; empty if no rule has rounds
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
+    target_change: TargetChange | None = None  # what becomes of the draft under another target; None: it is the same one
 
     def blocks(self) -> Iterator[Block]:
         """Yield which draft gets more accepted, then a table of acceptance, and one of tokens per round."""
         (one, two), lone = self.sides, [fmt.count(number) for number in self.unpaired]
-        yield from _which_accepts_more(self)
+        yield from _which_accepts_more(self) if self.target_change is None else self.target_change.blocks()
         yield from ("", f"{one:<9} {self.first}", f"{two:<9} {self.second}")
         if self.paired:
             paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
@@ -127,7 +130,7 @@ class Comparison:
         else:
             yield f"two unpaired samples of each domain: {lone[0]} {one}, {lone[1]} {two}"
         yield ""
-        if self.same_text is not None:
+        if self.same_text is not None and self.target_change is None:
             acceptance = (
                 (
                     text_name(item, self.differences),
@@ -145,7 +148,7 @@ class Comparison:
         )
         among = [item for item in self.differences if item.tokens_per_round]
         named = [(text_name(item, among), item.rule, tokens) for item in among for tokens in item.tokens_per_round]
-        if named:
+        if named and self.target_change is None:
             rows = (
                 (
                     *(name, rule, str(tokens.gamma), fmt.number(tokens.first), fmt.number(tokens.second)),
@@ -169,13 +172,15 @@ class Comparison:
         yield from (Verdict("note", f": {unlike}") for unlike in self.notes)
         kind = "paired" if self.paired else "of two unpaired samples"
         yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
-        if self.same_text is not None:
+        if self.same_text is not None and self.target_change is None:
             yield Small("alpha is over positions with a proposal: if coverage differs, compare tokens per round.")
             yield Small("* off-policy: the rule's decoding would not emit this text   ~ lossy: measured step by step")
 
     @property
     def sides(self) -> tuple[str, str]:
         """What the two are called."""
+        if self.target_change is not None:
+            return "before", "after"
         return ("predicted", "engine") if self.confirms else ("first", "second")
 
 
@@ -237,10 +242,19 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return groups
 
 
-def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = None, gamma: int | None = None) -> Comparison:
+def compare(
+    first: RunDraft,
+    second: RunDraft,
+    rules: Sequence[str] | None = None,
+    gamma: int | None = None,
+    margin: float = MARGIN,
+    shared: Run | None = None,
+) -> Comparison:
     """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason, and
     `OptionInvalid` for a gamma that was not replayed in both. Of a run and an import from an engine: what the run predicts,
-    and what the engine was seen to do, under the rule and at the gamma that were served; `OptionInvalid` for others.
+    and what the engine was seen to do, under the rule and at the gamma that were served; `OptionInvalid` for others. Of runs
+    with two targets: whether the draft may stay if it may lose `margin`, a share of its tokens per round; `shared`: a run of
+    the second target on the texts of the first.
 
     `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
     The confidence is that of the first run's decision.
@@ -258,10 +272,17 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         gammas = common_gammas(first, second, gamma)
         texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
         documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
+    deciding, changed = deciding_gamma(first, gammas), None
+    if not confirms and changed_facts(first.run, second.run) and deciding is not None:
+        changed = target_change(first, second, texts, rows, deciding, margin, shared)
+    elif shared is not None:
+        raise OptionInvalid("--shared is for runs of two targets with a gamma in common", "leave it out")
     differences = tuple(_text_difference(text, gammas, confidence, paired) for text in texts)
     heads = [side.label for side in (first, second) if side.run.manifest.drafts[side.draft].by_depth]
     notes = [f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"] if heads else []
     one, two = (side.run.manifest.profile.target.attn_implementation or "the default" for side in (first, second))
+    if changed is None and not confirms and (odd := changed_facts(first.run, second.run)):
+        notes.append(f"the targets differ ({', '.join(odd)})")
     notes += [f"attn_implementation of the target is {one} in the first, {two} in the second"] if one != two else []
     return Comparison(
         first=first.label,
@@ -275,9 +296,10 @@ def compare(first: RunDraft, second: RunDraft, rules: Sequence[str] | None = Non
         unpaired=lone,
         notes=tuple(_unlike_the_engine(first, second) if confirms else notes),
         agreement=_agreement(differences, confidence) if confirms else "",
-        gamma=deciding_gamma(first, gammas),
+        gamma=deciding,
         overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired and gammas else (),
         differences=differences,
+        target_change=changed,
     )
 
 

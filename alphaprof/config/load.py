@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import difflib
+import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -67,8 +68,8 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
-    """Return the validated profile in `path`, with `KEY=VALUE` overrides and the limit of each source applied, and with
-    absolute paths.
+    """Return the validated profile in `path`, a file or a run that was made by it, with `KEY=VALUE` overrides and the limit
+    of each source applied, and with absolute paths.
 
     Raises `ProfileInvalid` for a file that is missing or malformed, and for keys or values that do not exist.
     """
@@ -111,15 +112,16 @@ def known_rules(specifications: list[str], option: str = "--rules") -> list[str]
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """Return a profile as plain data. Raises `ProfileInvalid`."""
-    name = cut(str(path))
+    """Return a profile as plain data, of a run the one in its manifest. Raises `ProfileInvalid`."""
+    name, manifest = cut(str(path)), path / "manifest.json"
+    of_run = manifest.is_file()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = (manifest if of_run else path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ProfileInvalid(f"cannot read the profile {name}: {reason}", "give the path of a YAML profile file") from None
     try:
-        tree = UniqueKeyLoader(text).get_single_data()
+        tree = json.loads(text)["config"] if of_run else UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""

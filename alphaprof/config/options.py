@@ -97,6 +97,9 @@ class ModelOptions(Options):
     model: str = Field(
         min_length=1, description="hub id, local directory or .gguf file; relative paths start at the profile file"
     )
+    adapter: str | None = Field(
+        None, min_length=1, description="LoRA adapter of peft, merged into the weights: hub id or local directory"
+    )
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     device: str = Field("auto", description="auto (CUDA if available, else CPU), cpu, cuda, cuda:1")
@@ -111,6 +114,11 @@ class ModelOptions(Options):
     def is_gguf(self) -> bool:
         """Whether it is a GGUF file, by its suffix."""
         return self.model.lower().endswith(".gguf")
+
+    @property
+    def adapter_files(self) -> ModelOptions:
+        """The adapter as what is loaded by itself."""
+        return ModelOptions(model=self.adapter or "")
 
 
 class TargetOptions(ModelOptions):

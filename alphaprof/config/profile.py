@@ -410,12 +410,14 @@ class ProfileOptions(Options):
 
     def resolved(self, folder: Path) -> ProfileOptions:
         """Return the options with absolute local paths; relative ones start at `folder`, that of the profile file."""
-        drafts = {
-            name: draft.model_copy(update={"model": resolve(draft.own_model.model, folder)}) if draft.own_model else draft
-            for name, draft in self.drafts.items()
-        }
+
+        def located(options: Any, model: ModelOptions) -> Any:
+            named = {"model": model.model} | ({"adapter": model.adapter} if model.adapter is not None else {})
+            return options.model_copy(update={key: resolve(reference, folder) for key, reference in named.items()})
+
+        drafts = {name: located(draft, own) if (own := draft.own_model) else draft for name, draft in self.drafts.items()}
         data = [source.model_copy(update={"path": resolve(source.path, folder)}) for source in self.data]
-        target = self.target.model_copy(update={"model": resolve(self.target.model, folder)})
+        target = located(self.target, self.target)
         costs = self.costs
         if isinstance(costs, TableCosts):
             costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})

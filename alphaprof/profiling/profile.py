@@ -251,7 +251,9 @@ def begun(
             if facts is manifest.target or manifest.drafts[name].has_steps:
                 shape_of(name, facts)
     if isinstance(documents, Reused):
-        _require_same_target(documents.run, manifest)
+        documents.by_target = _is_writer(documents.run, manifest)
+        if not documents.by_target:
+            progress.say(f"{texts} was written by another target: acceptance is measured, and has no rounds")
     staged = _stage(loaded, run, part, progress)
     prompts = (document for index in range(staged) for document in documents_of(run.prompts(index)))
     trials, doubts = check_wiring(loaded.drafts, options, prompts, loaded.scorer.width, progress.say) if staged else ({}, ())
@@ -582,14 +584,18 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
         run.update(warnings=(*kept, note("mixed_devices", where="; ".join(odd))))
 
 
-def _require_same_target(earlier: Run, mine: Manifest) -> None:
-    """Raise `RunMismatch` unless a run whose continuations are reused was made with this target, dtype and tokenizer."""
+def _is_writer(earlier: Run, mine: Manifest) -> bool:
+    """Return whether this target wrote the continuations of a run. Raises `RunMismatch` for another tokenizer, and for the
+    same target elsewhere.
+    """
     before = earlier.manifest
     fingerprints = before.target.fingerprint, mine.target.fingerprint
     require_one_scheme(RunMismatch, f"the texts of {earlier.path} cannot be reused", *fingerprints)
-    if differing(before.target, mine.target) or before.tokenizer != mine.tokenizer:
-        hint = "profile without --reuse-continuations: another target writes other text"
-        raise RunMismatch(f"{earlier.path} was made with another target, dtype or tokenizer", hint)
+    changed = differing(before.target, mine.target)
+    if before.tokenizer != mine.tokenizer or (changed and "fingerprint" not in changed):
+        hint = "profile without --reuse-continuations: another tokenizer or device makes other text"
+        raise RunMismatch(f"{earlier.path} was made with another tokenizer or device", hint)
+    return not changed
 
 
 # Texts, step times, rows.

@@ -87,6 +87,9 @@ OUTCOMES = {
     "AS PREDICTED": GOOD,
     "DIFFERS": BAD,
     "TOO FEW ROUNDS": UNSURE,
+    "KEEP": GOOD,
+    "RETRAIN": BAD,
+    "TURN OFF": BAD,
     "problem": BAD,
     "note": UNSURE,
 }

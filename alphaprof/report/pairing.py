@@ -77,11 +77,9 @@ def _totals(pool: DocumentTotals, gamma: int | None) -> Totals:
     return accepted, proposals
 
 
-def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = False) -> None:
-    """Raise `NotComparable` if target, dtype, tokenizer, processing or how an engine served them differ: a difference would
-    not be the draft's.
-
-    `other_target`: a fine-tuned or quantised target is what is asked about.
+def require_comparable(first: RunDraft, second: RunDraft) -> None:
+    """Raise `NotComparable` if processing, or how an engine served them, differ: a difference would be that of the setting.
+    Targets may differ: `target_change.changed_facts`.
     """
     one, two = first.run.manifest, second.run.manifest
     here, there = first.run.path, second.run.path
@@ -94,18 +92,11 @@ def require_comparable(first: RunDraft, second: RunDraft, other_target: bool = F
     for (name, value, hint), (_, other, _) in zip(_must_be_equal(first), _must_be_equal(second), strict=True):
         if value != other:
             raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)
-    if not other_target:
-        fingerprints = one.target.fingerprint, two.target.fingerprint
-        require_one_scheme(NotComparable, f"{here} and {there} cannot be compared", *fingerprints)
-    facts = () if other_target else ("fingerprint", "dtype")
-    odd = [name for name in facts if getattr(one.target, name) != getattr(two.target, name)]
-    odd += ["tokenizer"] if one.tokenizer != two.tokenizer else []
-    if odd:
-        names = f"{one.target.reference} and {two.target.reference}"
-        raise NotComparable(
-            f"{here} and {there} have different targets, {names} (other {', '.join(odd)})",
-            "compare drafts of one target in one dtype; imports of one target need the same --target",
-        )
+    fingerprints = one.target.fingerprint, two.target.fingerprint
+    require_one_scheme(NotComparable, f"{here} and {there} cannot be compared", *fingerprints)
+    if one.tokenizer != two.tokenizer and one.profile.data != two.profile.data:
+        problem = f"{here} and {there} have targets with other tokenizers or chat templates, and other data"
+        raise NotComparable(problem, "profile both on the same data: their documents are then paired by row")
 
 
 def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:
@@ -174,33 +165,45 @@ def over_domains(
 
 
 def difference_over(
-    parts: Sequence[TextPair], weights: Mapping[str, float] | None, gamma: int, confidence: float
+    parts: Sequence[TextPair],
+    weights: Mapping[str, float] | None,
+    gamma: int,
+    confidence: float,
+    relative: bool = False,
 ) -> tuple[float, float, Interval]:
-    """Return tokens per round of both sides over some texts, as `over_domains` gives them, and second less first."""
+    """Return tokens per round of both sides over some texts, as `over_domains` gives them, and second less first.
+    `relative`: as of `weighted_inverse_difference`.
+    """
     first, second = zip(*(text.totals(gamma) for text in parts), strict=True)
     units, shares = [present(text.first.cluster) for text in parts], list(weights.values()) if weights else [1.0]
-    return weighted_inverse_difference(first, second, units, shares, confidence, gamma)
+    return weighted_inverse_difference(first, second, units, shares, confidence, gamma, relative=relative)
 
 
 def paired_texts(
     first: RunDraft, second: RunDraft, rules: Sequence[str]
 ) -> tuple[list[TextPair], tuple[Array, Array], tuple[int, int]]:
-    """Pair the documents of two sides by prompt. Raises `NotComparable` if they have none in common.
+    """Pair the documents of two sides by prompt, or by row of the data where tokenizers write prompts otherwise. Raises
+    `NotComparable` if they have none in common.
 
     Returns the texts, the rows of the pairs in each documents table, and how many documents of each have no partner.
     """
     tables = [side.run.documents() for side in (first, second)]
-    rows = matches(tables, (*SETTINGS, "max_new_tokens"))
+    same_tokenizer = first.run.manifest.tokenizer == second.run.manifest.tokenizer
+    known_by = ("prompt_hash",) if same_tokenizer else ("source", "source_row")
+    rows = matches(tables, (*SETTINGS, "max_new_tokens"), known_by)
     if not len(rows[0]):
         raise _nothing_in_common(first.run, second.run, tables)
     texts = TextPair.of(*pools_of_pairs((first, second), tables, rows, rules))
     return texts, rows, (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1]))
 
 
-def matches(tables: Sequence[pa.Table], settings: Sequence[str]) -> tuple[Array, Array]:
+def matches(
+    tables: Sequence[pa.Table], settings: Sequence[str], known_by: Sequence[str] = ("prompt_hash",)
+) -> tuple[Array, Array]:
     """Return rows of the documents of each table that are of one prompt and have equal `settings`, [pairs] each."""
-    places = {key: row for row, key in enumerate(_keys(tables[1], settings))}
-    found = [(row, places[key]) for row, key in enumerate(_keys(tables[0], settings)) if key in places]
+    names = (*known_by, *settings)
+    places = {key: row for row, key in enumerate(_keys(tables[1], names))}
+    found = [(row, places[key]) for row, key in enumerate(_keys(tables[0], names)) if key in places]
     one, two = np.array(found, dtype=np.int64).reshape(-1, 2).T
     return one, two
 
@@ -225,10 +228,10 @@ def side_pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Po
     }
 
 
-def _keys(documents: pa.Table, settings: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield what pairs each document: domain, kind of text, prompt, settings, and its place among equal ones."""
-    columns = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation", "prompt_hash")]
-    columns += [documents[name].to_pylist() for name in settings]
+def _keys(documents: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield what pairs each document: domain, kind of text, the columns of some names, and its place among equal ones."""
+    columns = [documents[name].cast(pa.string()).to_pylist() for name in ("domain", "continuation")]
+    columns += [documents[name].to_pylist() for name in names]
     seen = Counter[tuple[Any, ...]]()
     for key in zip(*columns, policies(documents).tolist(), strict=True):
         seen[key] += 1

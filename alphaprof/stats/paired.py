@@ -42,21 +42,26 @@ def weighted_inverse_difference(
     weights: Sequence[float],
     confidence: float,
     gamma: int,
+    ends: tuple[float, float] | None = None,
+    relative: bool = False,
 ) -> tuple[float, float, Interval]:
     """Return the quotients of both sides over several domains, and second less first: 1 / sum(w_d r_d), r_d = sum(totals) /
     sum(counts) of a domain, as in `costs.speedup`. `units`: the number of each unit of a domain, [units], since one may lie
-    in several; `weights` add up to 1.
+    in several; `weights` add up to 1; `ends`: the least and the most that a quotient can be, default 1 and gamma + 1;
+    `relative`: the error is that of second / first, times first: what is divided by first has the error of a share.
     """
     ones, twos = [ratio(*each) for each in first], [ratio(*each) for each in second]
     before, after = (
         1 / sum(weight * each.value for weight, each in zip(weights, side, strict=True)) for side in (ones, twos)
     )
-    possible, sides = Interval(after - before, 1 - before, gamma + 1 - before), list(zip(ones, twos, strict=True))
+    least, most = ends or (1, gamma + 1)
+    possible, sides = Interval(after - before, least - before, most - before), list(zip(ones, twos, strict=True))
     documents, tail = [min(each.documents for each in side) for side in sides], (1 - confidence) / 2
     if min(documents) < 2:
         return before, after, possible
     errors = [  # d(1/r) = -dr / r^2
-        weight * (_errors(first[place], one) * before**2 - _errors(second[place], two) * after**2)
+        weight
+        * (_errors(first[place], one) * before * (after if relative else before) - _errors(second[place], two) * after**2)
         for place, (weight, (one, two)) in enumerate(zip(weights, sides, strict=True))
     ]
     joint, variances = by_cluster(np.concatenate(units), np.concatenate(errors))[0], [float((e**2).sum()) for e in errors]
@@ -67,8 +72,8 @@ def weighted_inverse_difference(
     freedom = (different - 1) / sum(len(each) - 1 for each in units) * sum(freedoms)  # a unit in two domains counts once
     freedom = min(sum(variances) ** 2 / moments, freedom) if moments > 0 else freedom  # Welch and Satterthwaite
     shares = [weight * differing(number, tail) for weight, number in zip(weights, documents, strict=True)]
-    most = math.hypot(*shares) if different == sum(map(len, units)) else sum(shares)
-    return before, after, _bounded(possible, math.sqrt(variance), freedom, most, tail)
+    together = math.hypot(*shares) if different == sum(map(len, units)) else sum(shares)
+    return before, after, _bounded(possible, math.sqrt(variance), freedom, together, tail)
 
 
 def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], confidence: float) -> Interval:

@@ -276,16 +276,14 @@ def test_what_cannot_be_checked_is_refused(run: Run, arguments: list[str], probl
     assert problem.replace("{run}", str(run.path)) in str(result.exception)
 
 
-def test_another_target_is_refused_unless_it_is_what_is_asked_about(run: Run, tmp_path: Path) -> None:
+def test_another_target_is_compared_and_named(run: Run, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", RECIPE)
-    target = dataclasses.replace(other.manifest.target, fingerprint="f" * 64, dtype="float16")
+    target = dataclasses.replace(other.manifest.target, reference="tuned", fingerprint="f" * 64, dtype="float16")
     altered(other, target=target)
-    code, _, result = check(other, "--draft", "small", "--baseline", str(run.path))
-    assert code == 12
-    assert "have different targets" in str(result.exception)
-    arguments = ("--draft", "small", "--baseline", str(run.path), "--allow-target-change")
+    arguments = ("--draft", "small", "--baseline", str(run.path))
     code, found, _ = check(other, *arguments, "--margin", "0.2")
-    assert (code, found["outcome"], found["paired"]) == (0, "pass", 60)
+    assert (code, found["outcome"], found["paired"], found["new_target"]) == (0, "pass", 60, "tuned")
+    assert check(run, "--draft", "small", "--baseline", f"{run.path}:poor")[1]["new_target"] is None
     # Sixty documents that agree to the last digit do not show that no other would differ by more than 0.005.
     assert check(other, *arguments, "--margin", "0.005")[1]["outcome"] == "undecided"
 

@@ -251,14 +251,14 @@ def test_a_draft_is_not_compared_with_itself(run: Run) -> None:
         compare(RunDraft(run, "small"), RunDraft(run, "small"))
 
 
-def test_another_target_tokenizer_or_processing_is_refused(tmp_path: Path, run: Run) -> None:
-    target = dataclasses.replace(run.manifest.target, fingerprint="0" * 64)
+def test_another_processing_and_a_target_known_otherwise_are_refused(tmp_path: Path, run: Run) -> None:
+    weights = dataclasses.replace(run.manifest.target, fingerprint=f"files-{'0' * 64}")
+    data = [run.manifest.config["data"][0] | {"path": "other.jsonl"}]
     others = {
-        "fingerprint": changed(run, tmp_path / "a", target=target),
-        "an older alphaprof": changed(
-            run, tmp_path / "d", target=dataclasses.replace(target, fingerprint=f"files-{'0' * 64}")
+        "an older alphaprof": changed(run, tmp_path / "d", target=weights),
+        "other tokenizers or chat templates, and other data": changed(
+            run, tmp_path / "b", tokenizer="1" * 64, config=run.manifest.config | {"data": data}
         ),
-        "tokenizer": changed(run, tmp_path / "b", tokenizer="1" * 64),
         "draft_processing": changed(run, tmp_path / "c", config=run.manifest.config | {"draft_processing": "same"}),
     }
     for reason, other in others.items():

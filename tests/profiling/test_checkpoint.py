@@ -82,7 +82,7 @@ def test_weights_that_are_pickles_or_lie_outside_are_refused(model: Path, shard:
     assert f"config.json {problem}" in refusal(model).message
 
 
-def test_a_lora_adapter_is_named_with_how_to_merge_it(model: Path) -> None:
+def test_a_lora_adapter_is_named_with_how_to_give_it(model: Path) -> None:
     """As a model and as a head, by its files alone; a model that has one beside it is a model."""
     (model / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     require_model(options(model), "target")
@@ -90,7 +90,7 @@ def test_a_lora_adapter_is_named_with_how_to_merge_it(model: Path) -> None:
     for read in (require_model, lambda given, name: files_of(name, given)):
         error = refusal(model, read)
         assert f"{model} is a LoRA adapter, not a model" in error.message
-        assert "merge_and_unload()" in error.hint
+        assert "{model: BASE, adapter: FOLDER}" in error.hint
 
 
 def test_one_part_of_a_split_gguf_file_is_named_with_how_to_join_them(tmp_path: Path) -> None:

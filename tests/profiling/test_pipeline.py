@@ -172,7 +172,7 @@ def test_a_repeated_run_passes_its_check_and_one_changed_bit_of_a_weight_makes_i
     drafts = {name: again[name] for name in ("close", "skip")} | {"changed": {"kind": "model", "model": "./draft"}}
     new = run_profile(profile_file(tmp_path, tiny, drafts=drafts, costs=ROOFLINE), tmp_path / "run")
     for name, old in (("close", "close"), ("skip", "skip"), ("changed", "close")):
-        found = check_baseline(side_of(f"{new.path}:{name}"), side_of(f"{greedy_run.path}:{old}"), None, 0.02, False)
+        found = check_baseline(side_of(f"{new.path}:{name}"), side_of(f"{greedy_run.path}:{old}"), None, 0.02)
         if name != "changed":
             assert (found.outcome, found.reason) == ("pass", SAME)
             continue
@@ -644,7 +644,13 @@ def test_texts_are_measured_again_without_writing_them(
     for draft in ("close", "ngram"):
         before, now = log_of(sampled_run, draft), log_of(run, draft)
         pd.testing.assert_frame_equal(before, now, check_categorical=False, atol=1e-4)
-    others = {"data.1.continuation.seed=4": r"profile \(other data\)", f"target.model={tiny / 'draft'}": "another target"}
+    shutil.copytree(tiny / "target", tmp_path / "chat")
+    template = tmp_path / "chat" / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+    others = {
+        "data.1.continuation.seed=4": r"profile \(other data\)",
+        f"target.model={tmp_path / 'chat'}": "another tokenizer or device",
+    }
     for change, words in others.items():
         other = load_profile(sampled_run.path.parent / "profile.yaml", [change])
         with pytest.raises(RunMismatch, match=words):

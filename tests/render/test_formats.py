@@ -146,11 +146,11 @@ def test_a_wrong_report_is_not_valid(runs: Callable[[str], Run]) -> None:
 
 def test_checks_and_comparisons_are_valid(runs: Callable[[str], Run]) -> None:
     run, sampled = runs("certificates"), runs("sampled")
-    assert_valid(checked(run.path, None, None, None, {}, None, 0.03, False))
+    assert_valid(checked(run.path, None, None, None, {}, None, 0.03))
     least = {"alpha": ["0.5"], "acceptance_length": ["code=1.2"], "speedup": []}
     against = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
     for path, draft, minimums, baseline in against:
-        assert_valid(checked(path, draft, None, None if baseline else 2, minimums, baseline, 0.03, False))
+        assert_valid(checked(path, draft, None, None if baseline else 2, minimums, baseline, 0.03))
     for path, first, second in ((run.path, "small", "poor"), (sampled.path, "small", "ngram")):
         assert_valid(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")))
 

@@ -229,7 +229,7 @@ def of_two(path: Path) -> Answer:
 def of_check(path: Path) -> Answer:
     run = write_run(path / "run", CHECKED)
     return checked(
-        run.path, "small", None, 3, {"alpha": ["0.5"], "acceptance_length": ["1.5"], "speedup": ["1.1"]}, None, 0.05, False
+        run.path, "small", None, 3, {"alpha": ["0.5"], "acceptance_length": ["1.5"], "speedup": ["1.1"]}, None, 0.05
     )
 
 

@@ -227,7 +227,7 @@ def test_a_domain_is_judged_at_its_own_context_and_the_traffic_at_that_of_all(tm
         assert answer.speedup == at(report, answer.domain, "small", 3).speedup
         threshold = {"speedup": [f"{answer.domain}=0.5"]}
         asks = ["decision.draft=small", "decision.gamma=3", "decision.concurrency=16"]
-        found = checked(Path(run.path), None, None, None, threshold, None, 0.05, False, asks)
+        found = checked(Path(run.path), None, None, None, threshold, None, 0.05, asks)
         assert [item.value for item in found.items] == pytest.approx([answer.speedup.value])
     assert report.times.context == pytest.approx(context_of(run))
     costs = open_costs(run, run.manifest.profile.costs, context_of(run), contexts)

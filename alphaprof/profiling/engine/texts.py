@@ -77,6 +77,9 @@ def check_engine(options: ProfileOptions, engine: VllmOptions, tokenizer: PreTra
         if starts and named is None and options.target.is_gguf:
             hint = "set vllm.args.model to a safetensors folder of the same weights"
             raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
+        if starts and named is None and any(model.adapter for model in options.models().values()):
+            hint = "merge the adapter, save the model and name its folder, here or as vllm.args.model"
+            raise EngineFailed("vLLM is started with models alone, without their adapters", hint)
         if str(named).startswith((".", "/")) and not os.path.exists(str(named)):
             hint = "correct the path (relative to the working directory)"
             raise EngineFailed(f"vllm.args.model {shown(named)} does not exist", hint)

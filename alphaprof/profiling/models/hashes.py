@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.profiling.models.hub import ADAPTER, WEIGHTS, explicit_weights, folder_of, weights_in
+from alphaprof.profiling.models.hub import ADAPTER, ADAPTER_FILES, WEIGHTS, explicit_weights, folder_of, weights_in
 from alphaprof.run.manifest import FILES
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ def weight_files(options: ModelOptions) -> tuple[Path, ...]:
     """
     if options.is_gguf:
         return (Path(options.model),)
+    if options.adapter is not None:
+        adapter, base = folder_of(options.adapter_files), weight_files(options.model_copy(update={"adapter": None}))
+        own = [] if adapter is None else [adapter / name for name in ADAPTER_FILES]
+        return (*base, *own) if base and own and all(file.is_file() for file in own) else ()
     folder = folder_of(options)
     if folder is None or (folder / ADAPTER).is_file() or explicit_weights(folder) is not None:
         return ()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from alphaprof.config.paths import COMPRESSED, FORMATS, data_format, is_remote
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
 from alphaprof.run.storage import NAME, storage_of
+from alphaprof.version import install_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +30,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 QUANTIZATION = "hf_quant_config.json"  # beside config.json: what ModelOpt says of the weights
 ADAPTER = "adapter_config.json"  # of peft: a LoRA adapter
+ADAPTER_FILES = (ADAPTER, "adapter_model.safetensors")
 DESCRIPTIONS = (CONFIG, GENERATION, INDEX, QUANTIZATION, ADAPTER)
 GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
 PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
@@ -160,6 +162,14 @@ def require_model(options: ModelOptions, name: str) -> None:
         raise ModelUnloadable(f"{options.model} is one part of a split GGUF file", hint)
     if (folder := folder_of(options)) is not None:
         require_sound(folder, cache=not is_local(options.model))
+    if options.adapter is None:
+        return
+    require(options.adapter, ModelUnloadable, f"adapter of {name}:", ADAPTER)
+    if is_local(options.adapter) and not all(Path(options.adapter, file).is_file() for file in ADAPTER_FILES):
+        hint = "give the folder that peft's save_pretrained wrote; pickles are never read"
+        raise ModelUnloadable(f"adapter of {name}: {options.adapter} lacks {' or '.join(ADAPTER_FILES)}", hint)
+    if find_spec("peft") is None:
+        raise ModelUnloadable(f"the adapter of {name} needs peft", install_line("peft"))
 
 
 def folder_of(options: ModelOptions) -> Path | None:
@@ -239,8 +249,7 @@ def require_sound(folder: Path, cache: bool = False) -> None:
     if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
         raise ModelUnloadable(
             f"{folder} is a LoRA adapter, not a model: it has {ADAPTER} and no {CONFIG}",
-            "merge it into its base model first, in python: from peft import AutoPeftModelForCausalLM as A; "
-            "A.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(OUT); save the tokenizer in OUT as well",
+            "give its base model as model, and this folder as adapter: {model: BASE, adapter: FOLDER}",
         )
     explicit = explicit_weights(folder)
     if explicit is not None:

@@ -216,10 +216,27 @@ def load_model(
             to_dtype(network, chosen)
     if "device_map" not in arguments:
         network = network.to(place)
+    if options.adapter is not None:
+        network = _merged(network, options, declared is not None)
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
     network, files = network.eval().requires_grad_(False), weight_files(options)
-    return Model(name, network, "model", options.model, served, quantised, choice, files)
+    reference = options.model if options.adapter is None else f"{options.model} + {options.adapter}"
+    return Model(name, network, "model", reference, served, quantised, choice, files)
+
+
+def _merged(network: PreTrainedModel, options: ModelOptions, quantised: bool) -> PreTrainedModel:
+    """Return a network with a LoRA adapter in its weights. Raises `ModelUnloadable`."""
+    from peft import PeftModel
+
+    if quantised:
+        hint = "name the unquantized checkpoint it was trained on, or the quantized checkpoint of the merged model"
+        raise ModelUnloadable(f"{options.adapter} cannot be merged into the quantized weights of {options.model}", hint)
+    with _loading(str(options.adapter)):
+        merged: PreTrainedModel = PeftModel.from_pretrained(
+            network, options.adapter, use_safetensors=True
+        ).merge_and_unload()
+    return merged
 
 
 def _auto_class(options: ModelOptions) -> Any:

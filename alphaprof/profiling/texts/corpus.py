@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -485,8 +485,11 @@ class Staged:
 
 class Reused(Staged):
     """Stands in for a `Corpus`: the documents of a run in their order, each with the continuation that the run stored.
-    `units`: of these independent units alone (`run.split.unit_of`); None: all documents.
+    `units`: of these independent units alone (`run.split.unit_of`); None: all documents. `by_target`: whether the target
+    that scores them wrote them.
     """
+
+    by_target = True
 
     def __init__(self, run: Run, units: frozenset[str] | None) -> None:
         super().__init__(run)
@@ -511,7 +514,8 @@ class Reused(Staged):
         for shard in self.run.shards:
             for row in self.run.continuations(shard.index).to_pylist():
                 if self.units is None or unit_of(row["cluster"], row["prompt_hash"]) in self.units:
-                    yield document_of(row, row["continuation_ids"], row["finish"] == "length")
+                    document = document_of(row, row["continuation_ids"], row["finish"] == "length")
+                    yield document if self.by_target else replace(document, on_policy=False)
 
 
 DocumentSource = Corpus | Staged

@@ -1,0 +1,465 @@
+"""One draft under two targets: does it survive a fine-tune, an adapter, quantization, the next checkpoint?
+
+Two runs on the same prompts, each on its own target's texts, say what tokens per round and speedup become. They do not say
+why: both scored the same text only up to the first token that differs. A third run tells, in which the new target scores the
+texts of the old one, with the old one as a draft of kind model: its log holds the divergence of both targets, and acceptance
+of the draft that differs from the first run's by the target alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from alphaprof.costs.rounds import StepTimes, cost_bounds
+from alphaprof.costs.speedup import Mix, spent_and_base
+from alphaprof.errors import NotComparable
+from alphaprof.render import format as fmt
+from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
+from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.pairing import TextPair, difference_over, over_domains
+from alphaprof.report.result import contradiction
+from alphaprof.report.stopping import answered_p_min
+from alphaprof.report.traffic import Judge
+from alphaprof.report.verdict import Question
+from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import PARTIAL, ModelFacts
+from alphaprof.run.reader import Run, RunDraft
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, mean_interval, pooled_share, present, ratio
+from alphaprof.stats.paired import share_difference, weighted_inverse_difference
+from alphaprof.totals.count import policies
+from alphaprof.totals.documents import Documents, Units
+from alphaprof.totals.log_sample import LogPart, limit_of, shards
+
+VerdictName = Literal["KEEP", "RETRAIN", "TURN OFF", "UNDECIDED"]
+ALL = "all traffic"
+ENDLESS = 100  # times as many documents as there are: a change that near the margin is not told from it
+NEXT: dict[VerdictName, str] = {
+    "KEEP": "deploy the new target with this draft; its run is the --baseline of later checks",
+    "RETRAIN": "train the draft on texts of the new target (alphaprof train), or choose another one",
+    "TURN OFF": "serve without this draft until one is trained for the new target",
+    "UNDECIDED": "profile more documents under both targets, or choose --margin by what a loss costs you",
+}
+Log = dict[int, dict[str, Array]]  # columns of a draft's log, by number of the document
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a domain, or all of them, had under the old target and has under the new one, at one gamma."""
+
+    domain: str
+    documents: int  # paired
+    clusters: int  # independent units among them
+    tokens_per_round: tuple[float, float]  # before, after
+    change: Interval  # of tokens per round, as a share of what they were
+    speedup: tuple[float, float] | None  # before, after, by the step times of each run; None: one has none
+    speedup_change: Interval | None  # as a share of what it was; over documents, not over step times
+
+
+@dataclass(frozen=True)
+class CommonText:
+    """What both runs have scored after the same tokens: each text up to the first token that differs."""
+
+    documents: int  # that were read
+    equal: int  # of them: with the same text under both targets
+    share: float  # of the old target's positions that are common
+    agreement: Interval | None  # share of the common positions at which both targets have the same most probable token
+    alpha: tuple[float, float] | None  # of the draft there, under the old target and the new one
+    difference: Interval | None  # of these alphas, second less first
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far the new target is from the old one on the old one's texts, and what part of the change of alpha that is:
+    `by_target` and `by_text` add up to the change.
+    """
+
+    domain: str
+    documents: int  # that were read
+    agreement: Interval | None  # share of positions at which both targets have the same most probable token
+    kl: Interval | None  # mean KL(new || old) in nats, over positions where it is finite
+    infinite: float  # share of positions where it is not: truncated sampling
+    margins: tuple[float | None, float]  # median margin of the old target where the two do not agree, and everywhere
+    alpha: tuple[float, float, float] | None  # old target, old texts; new target, old texts; new target, new texts
+    by_target: Interval | None  # change of alpha by the target, on the same texts
+    by_text: Interval | None  # change of alpha by other texts
+
+    @property
+    def share_of_target(self) -> float | None:
+        """The share of lost alpha that is the target's move, where both parts are losses."""
+        parts = [each.value if each is not None else 0.0 for each in (self.by_target, self.by_text)]
+        return parts[0] / sum(parts) if max(parts) <= 0 > min(parts) else None
+
+
+@dataclass(frozen=True)
+class TargetChange:
+    """What becomes of a draft under another target. One-sided bounds decide, as in `alphaprof check --baseline`."""
+
+    before: str  # the old target
+    after: str  # the new target
+    differs: tuple[str, ...]  # in which facts: fingerprint, dtype, tokenizer
+    same_draft: bool  # both runs had the same draft, by its files
+    verdict: VerdictName
+    reason: str
+    margin: float  # share of tokens per round that may be lost
+    gamma: int
+    bounds: tuple[float, float]  # of the change of all traffic, as a share, each at the confidence
+    must_reach: float  # tokens per round of a draft that loses the margin
+    pays_from: float | None  # tokens per round from which a draft of these costs reaches the threshold; None: no step times
+    documents_needed: int | None  # to tell, if all are like these; None: told, or not to be told
+    changes: tuple[Change, ...]  # all traffic, then each domain
+    common: CommonText | None  # None: no position log, or other tokenizers
+    moved: tuple[Moved, ...]  # all traffic, then each domain; empty without the scoring run
+    command: str | None  # the scoring run that tells why; None: it is here, or cannot be made
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the verdict with its reason and what to do next, the change by domain, and what is known of its cause."""
+        yield Verdict(self.verdict, f"  {self.reason}")
+        if self.verdict in ("RETRAIN", "TURN OFF"):
+            pays = f", and pays from {self.pays_from:.2f}" if self.pays_from is not None else ""
+            yield f"a retrained draft must reach {self.must_reach:.2f} tokens per round at gamma {self.gamma}{pays}"
+        if self.documents_needed is not None:
+            yield f"about {fmt.many(self.documents_needed, 'document')} like these would tell"
+        yield from (f"next: {NEXT[self.verdict]}", "", f"target {self.before} -> {self.after}")
+        if not self.same_draft:
+            yield Verdict("note", ": the drafts differ too: the change is that of target and draft together")
+        rows = (
+            (
+                *(fmt.short(each.domain), fmt.documents(each.documents, each.clusters)),
+                *(" / ".join(map("{:.2f}".format, each.tokens_per_round)), _percent(each.change)),
+                " / ".join(map("{:.2f}x".format, each.speedup)) if each.speedup else fmt.NOTHING,
+                _percent(each.speedup_change),
+            )
+            for each in self.changes
+        )
+        headings = ("domain", "docs", "tokens/round", "change", "speedup", "change of speedup")
+        yield from ("", table_of_rows(f"before / after, gamma {self.gamma}", headings, rows))
+        if (common := self.common) is not None:
+            agree = fmt.share_with_interval(common.agreement)
+            yield f"{common.equal} of {fmt.many(common.documents, 'text')} are the same under both targets"
+            yield f"up to the first token that differs ({fmt.percent(common.share)} of positions), targets agree at {agree}"
+            if common.alpha is not None:
+                alphas = " / ".join(map(fmt.share, common.alpha))
+                yield f"alpha of the draft there: {alphas}, {fmt.difference(common.difference, 3)}"
+        if self.command is not None:
+            yield "beyond it, other text and the new target's own move are not told apart. To score the old texts:"
+            yield from ("", *self.command.splitlines(), "", "then compare again with --shared and this run")
+        if self.moved:
+            yield from _blocks_of_moved(self.moved)
+        yield Small(
+            "agree: the same most probable token. Speedups by each run's step times; intervals over documents, paired."
+        )
+
+
+def _blocks_of_moved(moved: Sequence[Moved]) -> Iterator[Block]:
+    """Yield how far p moved, and what that did to alpha."""
+    rows = (
+        (
+            *(fmt.short(each.domain), fmt.count(each.documents), fmt.share_with_interval(each.agreement)),
+            fmt.interval(each.kl, digits=4) + (f", infinite {fmt.percent(each.infinite)}" if each.infinite else ""),
+            " / ".join(map(fmt.share, each.margins)),
+        )
+        for each in moved
+    )
+    headings = ("domain", "docs", "targets agree", "KL(new || old)", "margin at flips / all")
+    yield table_of_rows("how far p moved, on the texts of the old target", headings, rows)
+    cells = [
+        (
+            *(fmt.short(each.domain), " / ".join(map(fmt.share, each.alpha))),
+            *(fmt.difference(each.by_target, 3), fmt.difference(each.by_text, 3)),
+            fmt.percent(each.share_of_target) if each.share_of_target is not None else fmt.NOTHING,
+        )
+        for each in moved
+        if each.alpha is not None
+    ]
+    columns = ("domain", "before / old texts / after", "by the target", "by other text", "share of the target")
+    if cells:
+        yield table_of_rows("alpha: old target / new target on the old texts / new target", columns, cells)
+
+
+def _percent(change: Interval | None) -> fmt.Number:
+    """Return a share as a signed percentage with its interval."""
+    if change is None:
+        return fmt.NOTHING
+    value, low, high = (100 * each for each in (change.value, change.low, change.high))
+    return fmt.Number(f"{value:+.1f}%", f"[{low:+.1f}, {high:+.1f}]", change)
+
+
+def changed_facts(first: Run, second: Run) -> tuple[str, ...]:
+    """Return in which facts the targets of two runs differ; none: they are one."""
+    one, two = first.manifest, second.manifest
+    odd = [name for name in ("fingerprint", "dtype") if getattr(one.target, name) != getattr(two.target, name)]
+    return (*odd, *(["tokenizer"] if one.tokenizer != two.tokenizer else []))
+
+
+def target_change(
+    first: RunDraft,
+    second: RunDraft,
+    texts: Sequence[TextPair],
+    rows: tuple[Array, Array],
+    gamma: int,
+    margin: float,
+    shared: Run | None = None,
+) -> TargetChange | None:
+    """Return what becomes of a draft; None: no text has rounds under the decision's rule. `texts`, `rows`: as `paired_texts`
+    returns them, of runs whose targets differ; `shared`: a run of the new target on the texts of the old one. Raises
+    `NotComparable` for another one.
+    """
+    profile, confidence = first.run.manifest.profile, float(first.run.manifest.profile.decision.confidence)
+    sides = [ReportInputs.of(side.run, side.run.manifest.profile.deciding(side.draft)) for side in (first, second)]
+    question, asked = sides[0].question, sides[1].question
+    mine = [text for text in texts if text.has_rounds and text.rule == question.rule_for(text.first.policy)]
+    if not mine:
+        return None
+    domains = dict.fromkeys(text.domain for text in mine)
+    groups = {ALL: over_domains(mine, profile.decision.weights)}
+    for domain in domains if len(domains) > 1 else ():
+        groups[domain] = over_domains([text for text in mine if text.domain == domain], None)
+    timed = all(parse_rule(text.rule).rule.timed for text in mine)
+    times = [each.timing.times.get(side.draft) if timed else None for each, side in zip(sides, (first, second), strict=True)]
+    changes = [change_over(name, *group, gamma, times, confidence) for name, group in groups.items()]
+    whole, bounds = changes[0], deciding_bounds(*groups[ALL], gamma, confidence)
+    doubts = (contradiction(pool) for text in mine for pool in text.sides)
+    doubt = asked.stand_in or next(filter(None, doubts), "")
+    verdict: VerdictName = "UNDECIDED"
+    verdict, reason = (verdict, doubt) if doubt else _verdict(sides[1], second, whole.change.value, bounds, margin)
+    away, needed = whole.change.value + margin, None
+    half = whole.change.value - bounds[0] if away > 0 else bounds[1] - whole.change.value
+    if verdict == "UNDECIDED" and not doubt and half < abs(away) * math.sqrt(ENDLESS):
+        needed = math.ceil(whole.clusters * (half / away) ** 2)
+    differs, (old, new) = changed_facts(first.run, second.run), [side.run.manifest.target for side in (first, second)]
+    logs = "tokenizer" not in differs and all(side.run.scored and side.run.has_log for side in (first, second))
+    pairs = _paired_logs(first, second, rows, question) if logs else []
+    before, after = whole.tokens_per_round
+    return TargetChange(
+        before=f"{old.reference} ({old.precision})",
+        after=f"{new.reference} ({new.precision})",
+        differs=differs,
+        same_draft=_is_one(*(side.run.manifest.drafts[side.draft] for side in (first, second))),
+        verdict=verdict,
+        reason=reason,
+        margin=margin,
+        gamma=gamma,
+        bounds=bounds,
+        must_reach=before * (1 - margin),
+        pays_from=after / whole.speedup[1] * asked.min_speedup if whole.speedup else None,
+        documents_needed=needed,
+        changes=tuple(changes),
+        common=_common_text(pairs, confidence) if pairs else None,
+        moved=tuple(_moved(first, second, shared, pairs, confidence)) if pairs and shared is not None else (),
+        command=_scoring_command(first, second) if logs and shared is None else None,
+    )
+
+
+def _is_one(first: ModelFacts, second: ModelFacts) -> bool:
+    """Return whether two models are surely the same."""
+    known = not first.fingerprint.startswith(PARTIAL)
+    return known and (first.fingerprint, first.dtype) == (second.fingerprint, second.dtype)
+
+
+def _verdict(
+    inputs: ReportInputs, side: RunDraft, change: float, bounds: tuple[float, float], margin: float
+) -> tuple[VerdictName, str]:
+    """Return the verdict and its reason. `inputs`: of the new run, whose report turns off a draft whatever it kept."""
+    inputs = answered_p_min(inputs)
+    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, [side.draft])))
+    answer, _ = Judge(evidence, inputs.costs, inputs.question, side.run.gammas, {}).traffic()
+    if answer.verdict == "NO-GO":
+        return "TURN OFF", f"with the new target, {answer.reason}"
+    speedup = f"speedup {fmt.interval(answer.speedup, 'x')}, {answer.verdict}" if answer.speedup else "no step times"
+    (low, high), allowed = (
+        (f"{100 * bound:+.1f}%" for bound in bounds),
+        f"(a loss of {100 * margin:g}% is allowed); {speedup}",
+    )
+    words = f"tokens per round {100 * change:+.1f}%, surely"
+    if bounds[0] >= -margin:
+        return "KEEP", f"{words} above {low} {allowed}"
+    if bounds[1] < -margin:
+        return "RETRAIN", f"{words} below {high} {allowed}"
+    return "UNDECIDED", f"{words} between {low} and {high} {allowed}"
+
+
+def change_over(
+    name: str,
+    parts: Sequence[TextPair],
+    weights: Mapping[str, float] | None,
+    gamma: int,
+    times: Sequence[StepTimes | None],
+    confidence: float,
+) -> Change:
+    """Return the change over some texts, as `over_domains` gives them."""
+    before, after, tokens = difference_over(parts, weights, gamma, confidence, relative=True)
+    cluster = np.concatenate([text.first.cluster for text in parts])
+    found = Change(name, len(cluster), distinct(cluster), (before, after), _over(tokens, before), None, None)
+    known = [each for each in times if each is not None and each.covers(gamma)]
+    if len(known) < len(times):
+        return found
+    shares, sums, ends = tuple(weights.values()) if weights else (1.0,), [], (1.0, 1.0)
+    for place, each in enumerate(known):
+        decoded = Mix((), shares).decoded([text.sides[place].counts(gamma) for text in parts], each)
+        sums.append([spent_and_base(*domain) for domain in decoded])
+        ends = cost_bounds(decoded[0][1], gamma)
+    units, (least, most) = [present(text.first.cluster) for text in parts], ends
+    old, new, change = weighted_inverse_difference(
+        sums[0], sums[1], units, shares, confidence, gamma, (1 / most, 1 / least), True
+    )
+    return dataclasses.replace(found, speedup=(old, new), speedup_change=_over(change, old))
+
+
+def deciding_bounds(
+    parts: Sequence[TextPair], weights: Mapping[str, float] | None, gamma: int, confidence: float
+) -> tuple[float, float]:
+    """Return bounds of the change of tokens per round, as a share, each at the confidence."""
+    before, _, difference = difference_over(parts, weights, gamma, 2 * confidence - 1)
+    return difference.low / before, difference.high / before
+
+
+def _over(difference: Interval, before: float) -> Interval:
+    """Return a difference as a share of what was before."""
+    return Interval(difference.value / before, difference.low / before, difference.high / before)
+
+
+@dataclass(frozen=True)
+class _Paired:
+    """A document that both runs scored, with their logs of it, and the column that says what was accepted."""
+
+    number: int  # in the first run, and in a run that scores its texts again
+    domain: str
+    unit: int
+    rule: str
+    old: dict[str, Array]
+    new: dict[str, Array]
+
+
+def _paired_logs(first: RunDraft, second: RunDraft, rows: tuple[Array, Array], question: Question) -> list[_Paired]:
+    """Return the paired documents of the targets' own texts, in the part of the first log that a report reads too."""
+    tables = [side.run.documents().take(pa.array(chosen)) for side, chosen in zip((first, second), rows, strict=True)]
+    rules = [f"accept_{question.rule_for(policy)}" if policy else "" for policy in policies(tables[0])]
+    known = set.intersection(*({each.name for each in side.run.log_of(side.draft).columns} for side in (first, second)))
+    names = ["token", "target_top", *sorted(known.intersection(rules))]
+    part = LogPart.of(first.run, Documents.of(first.run.documents()), limit_of(first.run)).run
+    one, two = (table["document"].to_pylist() for table in tables)
+    old = _log(part, first.draft, names)
+    read = [place for place, number in enumerate(one) if number in old and rules[place] in known]
+    new = _log(_with_documents(second.run, [two[place] for place in read]), second.draft, names)
+    domains, units = tables[0]["domain"].cast(pa.string()).to_pylist(), Units.of(pa.concat_tables(tables)).codes
+    return [
+        _Paired(one[place], domains[place], units[place], rules[place], old[one[place]], new[two[place]]) for place in read
+    ]
+
+
+def _log(run: Run, draft: str, names: Sequence[str]) -> Log:
+    return {
+        int(number): {name: column[start:stop] for name, column in columns.items()}
+        for columns, shape in shards(run, draft, names)
+        for number, start, stop in zip(shape.document, shape.start, shape.stop, strict=True)
+    }
+
+
+def _with_documents(run: Run, numbers: Sequence[int]) -> Run:
+    """Return a run seen through the shards that hold some documents."""
+    home = np.repeat(np.arange(len(run.shards)), [shard.documents for shard in run.shards])
+    chosen = np.unique(home[np.isin(run.documents()["document"].to_numpy(), numbers)])
+    return run.view(dataclasses.replace(run.manifest, shards=tuple(run.shards[place] for place in chosen)))
+
+
+def _common_text(pairs: Sequence[_Paired], confidence: float) -> CommonText:
+    counts = []
+    for pair in pairs:
+        old, new = pair.old["token"], pair.new["token"]
+        size = min(len(old), len(new))
+        other = np.flatnonzero(old[:size] != new[:size])
+        size = int(other[0]) + 1 if len(other) else size  # both have scored what follows the same tokens
+        agreed = (pair.old["target_top"][:size] == pair.new["target_top"][:size]).sum()
+        equal = len(old) == len(new) and not len(other)
+        kept = (*_kept(pair.old[pair.rule][:size]), *_kept(pair.new[pair.rule][:size]))
+        counts.append((equal, len(old), size, agreed, *kept))
+    equals, tokens, sizes, agree, *both = np.array(counts, dtype=np.float64).T
+    units = np.array([pair.unit for pair in pairs])
+    alpha, difference = _alphas(units, both, confidence)
+    agreement = pooled_share(units, agree, sizes, confidence)
+    return CommonText(len(pairs), int(equals.sum()), float(sizes.sum() / tokens.sum()), agreement, alpha, difference)
+
+
+def _kept(accept: Array) -> tuple[float, float]:
+    """Return the sum of the chances of acceptance, and the number of positions with a proposal."""
+    return float(np.nansum(accept)), float((~np.isnan(accept)).sum())
+
+
+def _alphas(units: Array, kept: Sequence[Array], confidence: float) -> tuple[tuple[float, float] | None, Interval | None]:
+    """Return alpha of two sides and second less first, from what each accepted and had proposed by document."""
+    one, two = by_cluster(units, *kept[:2]), by_cluster(units, *kept[2:])
+    if not (one[1].sum() and two[1].sum()):
+        return None, None
+    alpha = float(one[0].sum() / one[1].sum()), float(two[0].sum() / two[1].sum())
+    return alpha, share_difference((one[0], one[1]), (two[0], two[1]), confidence)
+
+
+def _moved(first: RunDraft, second: RunDraft, shared: Run, pairs: Sequence[_Paired], confidence: float) -> Iterator[Moved]:
+    """Yield how far p moved over all traffic and by domain. Raises `NotComparable` for a run of another target, without the
+    old one as a draft, or on other texts.
+    """
+    (old, new), drafts = (side.run.manifest.target for side in (first, second)), shared.manifest.drafts
+    before = next((name for name, facts in drafts.items() if _is_one(facts, old)), None)
+    own = [side.run.manifest.drafts[side.draft] for side in (first, second)]  # the second's: of the target's own layers
+    same = next((name for draft in own for name, facts in drafts.items() if _is_one(facts, draft)), None)
+    view, logs, accepted = _with_documents(shared, [pair.number for pair in pairs]), Log(), Log()
+    if before is not None:
+        logs = _log(view, before, ["token", "target_top", "draft_top", "draft_margin", "kl_target_draft"])
+    if same is not None:
+        accepted = _log(view, same, sorted({pair.rule for pair in pairs}))
+    equal = [pair.number in logs and np.array_equal(pair.old["token"], logs[pair.number]["token"]) for pair in pairs]
+    for wrong, why in (
+        (not _is_one(shared.manifest.target, new), f"its target is not {new.reference}"),
+        (before is None, f"{old.reference} is not one of its drafts"),
+        (not all(equal), "its texts are others"),
+    ):
+        if wrong:
+            problem = f"{shared.path} is not a run of the new target on the texts of {first.run.path}: {why}"
+            raise NotComparable(problem, f"run alphaprof compare {first.label} {second.label}: it prints the command")
+    domains = dict.fromkeys(pair.domain for pair in pairs)
+    for domain in (ALL, *(domains if len(domains) > 1 else ())):
+        mine = [pair for pair in pairs if domain in (ALL, pair.domain)]
+        units, counts = np.array([pair.unit for pair in mine]), []
+        names = ("target_top", "draft_top", "draft_margin")
+        ours, theirs, margins = (np.concatenate([logs[pair.number][name] for pair in mine]) for name in names)
+        for pair in mine:
+            kl = logs[pair.number]["kl_target_draft"]
+            finite, agreed = np.isfinite(kl), logs[pair.number]["target_top"] == logs[pair.number]["draft_top"]
+            kept = [pair.old[pair.rule], *([accepted[pair.number][pair.rule]] if accepted else []), pair.new[pair.rule]]
+            counts.append((len(kl), agreed.sum(), finite.sum(), kl[finite].sum(), *np.ravel([_kept(each) for each in kept])))
+        tokens, agree, known, divergence, *sides = np.array(counts, dtype=np.float64).T
+        one, by_target = _alphas(units, sides[:4], confidence) if accepted else (None, None)
+        two, by_text = _alphas(units, sides[2:], confidence) if accepted else (None, None)
+        yield Moved(
+            domain=domain,
+            documents=len(mine),
+            agreement=pooled_share(units, agree, tokens, confidence),
+            kl=mean_interval(ratio(*by_cluster(units, divergence, known)), confidence) if known.any() else None,
+            infinite=float(1 - known.sum() / tokens.sum()),
+            margins=(float(np.median(flips)) if len(flips := margins[ours != theirs]) else None, float(np.median(margins))),
+            alpha=(*one, two[1]) if one and two else None,
+            by_target=by_target,
+            by_text=by_text,
+        )
+
+
+def _scoring_command(first: RunDraft, second: RunDraft) -> str:
+    """Return the command of the run that tells the target's move from other text: the profile of the first run with the new
+    target, on its texts, and with its target as a draft.
+    """
+    old, new = (side.run.manifest.profile.target.model_dump(mode="json", exclude_defaults=True) for side in (first, second))
+    name = "before" if "before" not in first.run.manifest.drafts else "before-target"
+    draft = json.dumps({"kind": "model", **old})
+    settings = [f"target={json.dumps(new)}", f"drafts.{name}={draft}", "costs.source=none"]
+    path, out = shlex.quote(str(first.run.path)), shlex.quote(f"{second.run.path}-on-old-texts")
+    lines = [f"alphaprof profile {path}", f"--reuse-continuations {path}", f"--out {out}"]
+    return " \\\n  ".join([*lines, *(f"--set {shlex.quote(each)}" for each in settings)])
