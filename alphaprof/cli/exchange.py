@@ -49,7 +49,9 @@ ExportFormat = StrEnum("ExportFormat", list(ABOUT))  # type: ignore[misc]
 )
 def export(
     run: RunOfDraft,
-    to: Annotated[ExportFormat, Option(help="; ".join(f"{name}: {about}" for name, about in ABOUT.items()) + ".")],
+    to: Annotated[
+        ExportFormat, Option(metavar="FORMAT", help="; ".join(f"{name}: {about}" for name, about in ABOUT.items()) + ".")
+    ],
     rule: DecisiveRule = None,
     gamma: Annotated[
         int | None,

@@ -259,7 +259,7 @@ def test_what_only_the_target_knows_is_unknown(tmp_path: Path) -> None:
     code, said = failure(invoke("report", run.path, "--rules", "additive:0.1"))
     assert (code, "was imported from texts" in said) == (6, True)
     code, said = failure(invoke("export", f"{run.path}:pool-2-3", "--gamma", 3, "--to", "vllm-config"))
-    assert "vLLM has no method" in said
+    assert "vLLM does not take this draft" in said
 
 
 def test_no_model_library_is_imported(tmp_path: Path) -> None:

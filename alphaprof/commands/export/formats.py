@@ -6,7 +6,7 @@ from alphaprof.config.engines import FORMATS
 
 RATES, LENGTHS, TEXTS, ADAPTIVE = "rates", "inferencex", "texts", "sglang-adaptive"
 ABOUT = {name: f"start options of {engines[0].name}" for name, engines in FORMATS.items()} | {
-    ADAPTIVE: "gamma by concurrency for SGLang, as the file of --speculative-adaptive-config",
+    ADAPTIVE: "SGLang's file of gamma by concurrency",
     RATES: "acceptance by depth and gamma, as JSON for simulators and synthetic acceptance",
     LENGTHS: "acceptance length by domain and gamma, as YAML of InferenceX's golden curves",
     TEXTS: "a folder of token ids for head trainers (speculators, SpecForge), split as in alphaprof train",
