@@ -143,6 +143,19 @@ def test_intervals_of_weighted_differences_cover_the_truth_as_often_as_they_say(
     assert all(0.87 <= hit / samples <= 0.97 for hit in hits.values()), hits
 
 
+def test_a_change_that_all_documents_share_has_no_error_as_a_share() -> None:
+    """Every document takes a quarter more rounds: the difference varies with its length of rounds, its share does not."""
+    rng = np.random.default_rng(4)
+    first = rounds_of(rng, 400, 0, rng.uniform(1.0, 2.9, 400))
+    sides = [first], [(1.25 * first[0], first[1])], [np.arange(400)], [1.0], 0.95, 2
+    before, after, share = weighted_inverse_difference(*sides, relative=True)
+    *_, absolute = weighted_inverse_difference(*sides)
+    assert after / before == pytest.approx(0.8)
+    floor = differing(400, 0.025) * min(FAR * 2, before - 1 + share.value)
+    assert share.value - share.low == pytest.approx(floor)
+    assert absolute.value - absolute.low > floor
+
+
 SHARE = 1 - 0.025**0.5  # two units that agree perfectly
 
 
