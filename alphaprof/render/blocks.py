@@ -112,6 +112,10 @@ class Verdict(str):
         return OUTCOMES[self.word]
 
 
+class Command(str):
+    """A line to paste into a shell, which is never broken."""
+
+
 # A str is a line: leading spaces indent it, an empty one sets apart.
 Block = Table | Small | Figure | Heading | str
 

@@ -15,7 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Figure, Heading, Small, Table, Verdict
+from alphaprof.render.blocks import BAD, GOOD, UNSURE, Block, Command, Figure, Heading, Small, Table, Verdict
 
 STYLES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow"}
 NAME_KEPT, NAME_WIDTH = 14, 22  # columns of a table's first column that no other takes, and at most; longer names fold
@@ -58,6 +58,9 @@ def _print_line(line: str, console: Console) -> None:
     text, indent = plain(line.lstrip(" ")), len(line) - len(line.lstrip(" "))
     if isinstance(line, Verdict):
         text.stylize(STYLES[line.kind], 0, len(line.word))
+    if isinstance(line, Command):
+        console.print(plain(line), soft_wrap=True)
+        return
     for part in text.wrap(console, max(console.width - indent, 1)):
         part.rstrip()
         console.print(Text(" " * indent).append_text(part))

@@ -108,7 +108,7 @@ def random_head(
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)
     head = head.to(target.device, target.dtype).eval().requires_grad_(False)
-    return HeadDraft("head", head, target, "eagle3", "random", "eagle3", depths)
+    return HeadDraft("head", head, target, "eagle3", "random", depths)
 
 
 @torch.no_grad()

@@ -217,7 +217,7 @@ def test_a_head_of_a_single_depth_has_no_second_step_to_time(made: Any) -> None:
     """Its costs are found all the same: the step after the first, which no round runs, is given the first one's time."""
     network = modules.target("glm4_moe", num_nextn_predict_layers=1, **modules.GLM) if made is single_module else None
     model = target() if network is None else DraftModel("target", network, "model", "t")
-    draft = HeadDraft("head", made(model), model, "mtp", "h", "mtp", 1)
+    draft = HeadDraft("head", made(model), model, "mtp", "h", 1)
     options = MeasuredCosts(repeats=3, context=24, concurrency=[1])
     rows = measure(Subjects(model, [draft], TEXT % modules.VOCABULARY, 1), options, lambda _: None).table.to_pylist()
     steps = [(row["step"], row["tokens"]) for row in rows if row["model"] == "head" and row["step"] != "prefill"]
@@ -311,5 +311,5 @@ def test_a_reused_module_has_steps_and_shapes() -> None:
     state, token = steps.extended(cache, 1)
     products, _ = counted(lambda: network.logits(cache.deepen(token, state, 2), 2))
     assert products == matrix_flops(shape.later, Load(1, 3))
-    draft = HeadDraft("head", network, model, "mtp", "h", "mtp", 3)
+    draft = HeadDraft("head", network, model, "mtp", "h", 3)
     assert known_shape(draft)["stored_parameters"] == sum(each.numel() for each in network.parameters())

@@ -99,7 +99,7 @@ def target() -> Model:
 
 def head(ids: list[int] | None = None, layers: tuple[int, ...] = (1, 2), **changes: Any) -> HeadDraft:
     network = Chain(target().network.get_input_embeddings(), layers, ids)
-    fields = {"kind": "chain", "reference": "c", "method": "chain", "depths": DEPTHS, "context": CONTEXT} | changes
+    fields = {"kind": "chain", "reference": "c", "depths": DEPTHS, "context": CONTEXT} | changes
     return HeadDraft("head", network, target(), **fields)
 
 
