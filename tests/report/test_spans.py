@@ -171,3 +171,12 @@ def test_a_run_without_spans_says_so_and_shows_what_it_did(tmp_path: Path) -> No
     _, blocks, empty = plain.drawn("spans")
     assert (empty, blocks) == (True, ["nothing to show: the profile tells no spans apart (spans: auto)"])
     assert len(as_first_screen(spans).splitlines()) == len(as_first_screen(plain).splitlines()) <= 40
+
+
+def test_weights_of_domains_do_not_count_by_span_and_that_is_said(report: RunReport) -> None:
+    """Its total may then be another one than the verdict's."""
+    weighed = asked(report.inputs.run, weights={"code": 0.9, "chat": 0.1, "wiki": 0})
+    said = "decision.weights do not count here"
+    assert said in as_terminal(weighed, 150, "spans")
+    assert said not in as_terminal(report, 150, "spans")
+    assert spans_of(weighed)["small"].whole.alpha == spans_of(report)["small"].whole.alpha

@@ -165,6 +165,7 @@ def draw(report: RunReport) -> Iterator[Block]:
         rows = [(fmt.short(span), _cells(each, name)) for span, each in item.spans.items()]
         below = ["  a round across a border is counted by its tokens: spans add up to all"]
         below += ["  expected rounds, without the control variate of other sections"] if item.expected else []
+        below += ["  of documents as measured: decision.weights do not count here"] if report.inputs.question.weights else []
         title, footer = f"draft {item.draft}, gamma {item.gamma}, by span", [("all", _cells(item.whole, name))]
         yield table_by_columns(title, rows, named="span", footer=footer, below=below, draft=item.draft)
         relaxed: list[Row] = [
