@@ -419,7 +419,7 @@ def _moved(first: RunDraft, second: RunDraft, shared: Run, pairs: Sequence[_Pair
     for wrong, why in (
         (not surely_one(shared.manifest.target, new), f"its target is not {new.reference}"),
         (before is None, f"{old.reference} is not one of its drafts"),
-        (not all(equal), "its texts are others"),
+        (not all(equal), "its texts are others, or not all of them"),
     ):
         if wrong:
             problem = f"{shared.path} is not a run of the new target on the texts of {first.run.path}: {why}"

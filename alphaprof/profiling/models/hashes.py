@@ -32,7 +32,8 @@ def weight_files(options: ModelOptions) -> tuple[Path, ...]:
     is elsewhere, and where config.json names another file.
     """
     if options.adapter is not None:
-        adapter, base = folder_of(options.adapter_files), weight_files(options.model_copy(update={"adapter": None}))
+        adapter = folder_of(options.model_copy(update={"model": options.adapter, "revision": None}))
+        base = weight_files(options.model_copy(update={"adapter": None}))
         own = [] if adapter is None else [adapter / name for name in ADAPTER_FILES]
         return (*base, *own) if base and own and all(file.is_file() for file in own) else ()
     if options.is_gguf:
