@@ -48,7 +48,6 @@ NEXT: dict[VerdictName, str] = {
     "TURN OFF": "serve without this draft until one is trained for the new target",
     "UNDECIDED": "profile more documents under both targets, or choose --margin by what a loss costs you",
 }
-NO_TIMES = "no step times"
 Log = dict[int, dict[str, Array]]  # columns of a draft's log, by number of the document
 
 
@@ -283,9 +282,9 @@ def _verdict(
         verdict, surely = "KEEP", f"above {low}"
     elif bounds[1] < -margin:
         verdict, surely = "RETRAIN", f"below {high}"
-    reported = f"the new run's report: {fmt.interval(answer.speedup, 'x')}, {answer.verdict}" if answer.speedup else NO_TIMES
+    reported = f"{fmt.interval(answer.speedup, 'x')}, {answer.verdict}" if answer.speedup else answer.reason
     words = f"tokens per round {100 * whole.change.value:+.1f}%, surely {surely} (a loss of {100 * margin:g}% is allowed)"
-    return verdict, f"{words}; {reported}"
+    return verdict, f"{words}; the new run's report: {reported}"
 
 
 def change_over(
