@@ -52,11 +52,11 @@ from alphaprof.report.pairing import (
 )
 from alphaprof.report.result import contradiction
 from alphaprof.report.stopping import answered_p_min
-from alphaprof.report.target_change import changed_facts
+from alphaprof.report.target_change import changed_facts, surely_one
 from alphaprof.report.traffic import Judge, basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
-from alphaprof.run.manifest import CHAIN, PARTIAL, DraftFacts
+from alphaprof.run.manifest import CHAIN, DraftFacts
 from alphaprof.run.notes import concerns_of, note
 from alphaprof.run.reader import Run, RunDraft, path_and_draft, require_drafts, side_of
 from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
@@ -615,11 +615,8 @@ def _same_draft(old: RunDraft, new: RunDraft) -> bool:
     # The same anyway: tokenizer and `draft_processing` of sides that can be compared, continuation settings of paired
     # documents; the parameters of a rule are in its id.
     before, after = (side.run.manifest for side in (old, new))
-    pairs = ((before.target, after.target), (before.drafts[old.draft], after.drafts[new.draft]))
-    return not new.run.imported and all(
-        (one.fingerprint, one.dtype) == (other.fingerprint, other.dtype) and not one.fingerprint.startswith(PARTIAL)
-        for one, other in pairs
-    )
+    same_target = surely_one(before.target, after.target)
+    return not new.run.imported and same_target and surely_one(before.drafts[old.draft], after.drafts[new.draft])
 
 
 def _unpaired(old: Run, new: Run, paired: Collection[str]) -> Iterator[Unjudged]:

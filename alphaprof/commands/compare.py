@@ -272,16 +272,17 @@ def compare(
         gammas = common_gammas(first, second, gamma)
         texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
         documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
-    deciding, changed = deciding_gamma(first, gammas), None
-    if not confirms and changed_facts(first.run, second.run) and deciding is not None:
-        changed = target_change(first, second, texts, rows, deciding, margin, shared)
-    elif shared is not None:
-        raise OptionInvalid("--shared is for runs of two targets with a gamma in common", "leave it out")
+    odd = () if confirms else changed_facts(first.run, second.run)
+    deciding = deciding_gamma(first, gammas, second.run.manifest.profile if odd else None)  # as `alphaprof check --baseline`
+    changed = target_change(first, second, texts, rows, deciding, margin, shared) if odd and deciding is not None else None
+    if shared is not None and not (changed and changed.moved):
+        problem = "--shared is for runs of two targets with one tokenizer, position logs, and rounds at a gamma in common"
+        raise OptionInvalid(problem, "leave it out")
     differences = tuple(_text_difference(text, gammas, confidence, paired) for text in texts)
     heads = [side.label for side in (first, second) if side.run.manifest.drafts[side.draft].by_depth]
     notes = [f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"] if heads else []
     one, two = (side.run.manifest.profile.target.attn_implementation or "the default" for side in (first, second))
-    if changed is None and not confirms and (odd := changed_facts(first.run, second.run)):
+    if changed is None and odd:
         notes.append(f"the targets differ ({', '.join(odd)})")
     notes += [f"attn_implementation of the target is {one} in the first, {two} in the second"] if one != two else []
     return Comparison(

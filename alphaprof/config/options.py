@@ -115,11 +115,6 @@ class ModelOptions(Options):
         """Whether it is a GGUF file, by its suffix."""
         return self.model.lower().endswith(".gguf")
 
-    @property
-    def adapter_files(self) -> ModelOptions:
-        """The adapter as what is loaded by itself."""
-        return ModelOptions(model=self.adapter or "")
-
 
 class TargetOptions(ModelOptions):
     """The model that is served; its tokenizer encodes the text for every draft as well."""

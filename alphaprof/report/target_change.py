@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,9 +35,9 @@ from alphaprof.run.manifest import PARTIAL, ModelFacts
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, mean_interval, pooled_share, present, ratio
 from alphaprof.stats.paired import share_difference, weighted_inverse_difference
-from alphaprof.totals.count import policies
+from alphaprof.totals.count import SHAPED, Shape, policies
 from alphaprof.totals.documents import Documents, Units
-from alphaprof.totals.log_sample import LogPart, limit_of, shards
+from alphaprof.totals.log_sample import LogPart, columns_at, limit_of
 
 VerdictName = Literal["KEEP", "RETRAIN", "TURN OFF", "UNDECIDED"]
 ALL = "all traffic"
@@ -94,9 +94,11 @@ class Moved:
 
     @property
     def share_of_target(self) -> float | None:
-        """The share of lost alpha that is the target's move, where both parts are losses."""
-        parts = [each.value if each is not None else 0.0 for each in (self.by_target, self.by_text)]
-        return parts[0] / sum(parts) if max(parts) <= 0 > min(parts) else None
+        """The share of lost alpha that is the target's move, where both parts are losses, and one of them surely is."""
+        if self.by_target is None or self.by_text is None or min(self.by_target.high, self.by_text.high) >= 0:
+            return None
+        parts = self.by_target.value, self.by_text.value
+        return parts[0] / sum(parts) if max(parts) <= 0 else None
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def _blocks_of_moved(moved: Sequence[Moved]) -> Iterator[Block]:
         for each in moved
     )
     headings = ("domain", "docs", "targets agree", "KL(new || old)", "margin at flips / all")
-    yield table_of_rows("how far p moved, on the texts of the old target", headings, rows)
+    yield from ("", table_of_rows("how far p moved, on the texts of the old target", headings, rows))
     cells = [
         (
             *(fmt.short(each.domain), " / ".join(map(fmt.share, each.alpha))),
@@ -213,24 +215,21 @@ def target_change(
     returns them, of runs whose targets differ; `shared`: a run of the new target on the texts of the old one. Raises
     `NotComparable` for another one.
     """
-    profile, confidence = first.run.manifest.profile, float(first.run.manifest.profile.decision.confidence)
     sides = [ReportInputs.of(side.run, side.run.manifest.profile.deciding(side.draft)) for side in (first, second)]
-    question, asked = sides[0].question, sides[1].question
+    question, confidence = sides[1].question, float(sides[1].question.confidence)
     mine = [text for text in texts if text.has_rounds and text.rule == question.rule_for(text.first.policy)]
     if not mine:
         return None
-    domains = dict.fromkeys(text.domain for text in mine)
-    groups = {ALL: over_domains(mine, profile.decision.weights)}
-    for domain in domains if len(domains) > 1 else ():
+    groups = {ALL: over_domains(mine, question.weights)}
+    for domain in _named_domains(mine):
         groups[domain] = over_domains([text for text in mine if text.domain == domain], None)
     timed = all(parse_rule(text.rule).rule.timed for text in mine)
     times = [each.timing.times.get(side.draft) if timed else None for each, side in zip(sides, (first, second), strict=True)]
     changes = [change_over(name, *group, gamma, times, confidence) for name, group in groups.items()]
     whole, bounds = changes[0], deciding_bounds(*groups[ALL], gamma, confidence)
     doubts = (contradiction(pool) for text in mine for pool in text.sides)
-    doubt = asked.stand_in or next(filter(None, doubts), "")
-    verdict: VerdictName = "UNDECIDED"
-    verdict, reason = (verdict, doubt) if doubt else _verdict(sides[1], second, whole.change.value, bounds, margin)
+    doubt = question.stand_in or next(filter(None, doubts), "")
+    verdict, reason = _verdict(sides[1], second, whole, bounds, margin, doubt)
     away, needed = whole.change.value + margin, None
     half = whole.change.value - bounds[0] if away > 0 else bounds[1] - whole.change.value
     if verdict == "UNDECIDED" and not doubt and half < abs(away) * math.sqrt(ENDLESS):
@@ -243,14 +242,14 @@ def target_change(
         before=f"{old.reference} ({old.precision})",
         after=f"{new.reference} ({new.precision})",
         differs=differs,
-        same_draft=_is_one(*(side.run.manifest.drafts[side.draft] for side in (first, second))),
+        same_draft=surely_one(*(side.run.manifest.drafts[side.draft] for side in (first, second))),
         verdict=verdict,
         reason=reason,
         margin=margin,
         gamma=gamma,
         bounds=bounds,
         must_reach=before * (1 - margin),
-        pays_from=after / whole.speedup[1] * asked.min_speedup if whole.speedup else None,
+        pays_from=after / whole.speedup[1] * question.min_speedup if whole.speedup else None,
         documents_needed=needed,
         changes=tuple(changes),
         common=_common_text(pairs, confidence) if pairs else None,
@@ -259,32 +258,33 @@ def target_change(
     )
 
 
-def _is_one(first: ModelFacts, second: ModelFacts) -> bool:
+def surely_one(first: ModelFacts, second: ModelFacts) -> bool:
     """Return whether two models are surely the same."""
     known = not first.fingerprint.startswith(PARTIAL)
     return known and (first.fingerprint, first.dtype) == (second.fingerprint, second.dtype)
 
 
 def _verdict(
-    inputs: ReportInputs, side: RunDraft, change: float, bounds: tuple[float, float], margin: float
+    inputs: ReportInputs, side: RunDraft, whole: Change, bounds: tuple[float, float], margin: float, doubt: str
 ) -> tuple[VerdictName, str]:
     """Return the verdict and its reason. `inputs`: of the new run, whose report turns off a draft whatever it kept."""
+    if doubt:
+        return "UNDECIDED", doubt
     inputs = answered_p_min(inputs)
     evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, [side.draft])))
     answer, _ = Judge(evidence, inputs.costs, inputs.question, side.run.gammas, {}).traffic()
     if answer.verdict == "NO-GO":
         return "TURN OFF", f"with the new target, {answer.reason}"
-    speedup = f"speedup {fmt.interval(answer.speedup, 'x')}, {answer.verdict}" if answer.speedup else "no step times"
-    (low, high), allowed = (
-        (f"{100 * bound:+.1f}%" for bound in bounds),
-        f"(a loss of {100 * margin:g}% is allowed); {speedup}",
-    )
-    words = f"tokens per round {100 * change:+.1f}%, surely"
+    low, high = (f"{100 * bound:+.1f}%" for bound in bounds)
+    verdict: VerdictName = "UNDECIDED"
+    surely = f"between {low} and {high}"
     if bounds[0] >= -margin:
-        return "KEEP", f"{words} above {low} {allowed}"
-    if bounds[1] < -margin:
-        return "RETRAIN", f"{words} below {high} {allowed}"
-    return "UNDECIDED", f"{words} between {low} and {high} {allowed}"
+        verdict, surely = "KEEP", f"above {low}"
+    elif bounds[1] < -margin:
+        verdict, surely = "RETRAIN", f"below {high}"
+    reported = f"{fmt.interval(answer.speedup, 'x')}, {answer.verdict}" if answer.speedup else answer.reason
+    words = f"tokens per round {100 * whole.change.value:+.1f}%, surely {surely} (a loss of {100 * margin:g}% is allowed)"
+    return verdict, f"{words}; the new run's report: {reported}"
 
 
 def change_over(
@@ -345,30 +345,28 @@ def _paired_logs(first: RunDraft, second: RunDraft, rows: tuple[Array, Array], q
     rules = [f"accept_{question.rule_for(policy)}" if policy else "" for policy in policies(tables[0])]
     known = set.intersection(*({each.name for each in side.run.log_of(side.draft).columns} for side in (first, second)))
     names = ["token", "target_top", *sorted(known.intersection(rules))]
-    part = LogPart.of(first.run, Documents.of(first.run.documents()), limit_of(first.run)).run
     one, two = (table["document"].to_pylist() for table in tables)
-    old = _log(part, first.draft, names)
+    part = LogPart.of(first.run, Documents.of(first.run.documents()), limit_of(first.run)).run
+    old = _log(part, first.draft, names, one)
     read = [place for place, number in enumerate(one) if number in old and rules[place] in known]
-    new = _log(_with_documents(second.run, [two[place] for place in read]), second.draft, names)
+    new = _log(second.run, second.draft, names, [two[place] for place in read])
     domains, units = tables[0]["domain"].cast(pa.string()).to_pylist(), Units.of(pa.concat_tables(tables)).codes
     return [
         _Paired(one[place], domains[place], units[place], rules[place], old[one[place]], new[two[place]]) for place in read
     ]
 
 
-def _log(run: Run, draft: str, names: Sequence[str]) -> Log:
-    return {
-        int(number): {name: column[start:stop] for name, column in columns.items()}
-        for columns, shape in shards(run, draft, names)
-        for number, start, stop in zip(shape.document, shape.start, shape.stop, strict=True)
-    }
-
-
-def _with_documents(run: Run, numbers: Sequence[int]) -> Run:
-    """Return a run seen through the shards that hold some documents."""
-    home = np.repeat(np.arange(len(run.shards)), [shard.documents for shard in run.shards])
-    chosen = np.unique(home[np.isin(run.documents()["document"].to_numpy(), numbers)])
-    return run.view(dataclasses.replace(run.manifest, shards=tuple(run.shards[place] for place in chosen)))
+def _log(run: Run, draft: str, names: Sequence[str], numbers: Sequence[int]) -> Log:
+    """Return columns of a draft's log by document, of some documents; shards that hold none of them are not read."""
+    found, wanted = Log(), set(numbers)
+    for shard in run.shards:
+        shape = Shape.of(run.continuations(shard.index, SHAPED))
+        here = [place for place, number in enumerate(shape.document.tolist()) if number in wanted]
+        columns = columns_at(run, draft, shard.index, names) if here else {}
+        for place in here:
+            own = slice(shape.start[place], shape.stop[place])
+            found[int(shape.document[place])] = {name: column[own] for name, column in columns.items()}
+    return found
 
 
 def _common_text(pairs: Sequence[_Paired], confidence: float) -> CommonText:
@@ -408,48 +406,55 @@ def _moved(first: RunDraft, second: RunDraft, shared: Run, pairs: Sequence[_Pair
     old one as a draft, or on other texts.
     """
     (old, new), drafts = (side.run.manifest.target for side in (first, second)), shared.manifest.drafts
-    before = next((name for name, facts in drafts.items() if _is_one(facts, old)), None)
+    before = next((name for name, facts in drafts.items() if surely_one(facts, old)), None)
     own = [side.run.manifest.drafts[side.draft] for side in (first, second)]  # the second's: of the target's own layers
-    same = next((name for draft in own for name, facts in drafts.items() if _is_one(facts, draft)), None)
-    view, logs, accepted = _with_documents(shared, [pair.number for pair in pairs]), Log(), Log()
+    same = next((name for draft in own for name, facts in drafts.items() if surely_one(facts, draft)), None)
+    numbers, logs, accepted = [pair.number for pair in pairs], Log(), Log()
     if before is not None:
-        logs = _log(view, before, ["token", "target_top", "draft_top", "draft_margin", "kl_target_draft"])
+        logs = _log(shared, before, ["token", "target_top", "draft_top", "draft_margin", "kl_target_draft"], numbers)
     if same is not None:
-        accepted = _log(view, same, sorted({pair.rule for pair in pairs}))
+        accepted = _log(shared, same, sorted({pair.rule for pair in pairs}), numbers)
     equal = [pair.number in logs and np.array_equal(pair.old["token"], logs[pair.number]["token"]) for pair in pairs]
     for wrong, why in (
-        (not _is_one(shared.manifest.target, new), f"its target is not {new.reference}"),
+        (not surely_one(shared.manifest.target, new), f"its target is not {new.reference}"),
         (before is None, f"{old.reference} is not one of its drafts"),
-        (not all(equal), "its texts are others"),
+        (not all(equal), "its texts are others, or not all of them"),
     ):
         if wrong:
             problem = f"{shared.path} is not a run of the new target on the texts of {first.run.path}: {why}"
             raise NotComparable(problem, f"run alphaprof compare {first.label} {second.label}: it prints the command")
-    domains = dict.fromkeys(pair.domain for pair in pairs)
-    for domain in (ALL, *(domains if len(domains) > 1 else ())):
+    for domain in (ALL, *_named_domains(pairs)):
         mine = [pair for pair in pairs if domain in (ALL, pair.domain)]
-        units, counts = np.array([pair.unit for pair in mine]), []
-        names = ("target_top", "draft_top", "draft_margin")
-        ours, theirs, margins = (np.concatenate([logs[pair.number][name] for pair in mine]) for name in names)
+        units, counts, margins, flips = np.array([pair.unit for pair in mine]), [], [], []
         for pair in mine:
-            kl = logs[pair.number]["kl_target_draft"]
-            finite, agreed = np.isfinite(kl), logs[pair.number]["target_top"] == logs[pair.number]["draft_top"]
+            log = logs[pair.number]
+            kl, agreed = log["kl_target_draft"], log["target_top"] == log["draft_top"]
+            finite = np.isfinite(kl)
+            margins.append(log["draft_margin"])
+            flips.append(log["draft_margin"][~agreed])
             kept = [pair.old[pair.rule], *([accepted[pair.number][pair.rule]] if accepted else []), pair.new[pair.rule]]
             counts.append((len(kl), agreed.sum(), finite.sum(), kl[finite].sum(), *np.ravel([_kept(each) for each in kept])))
         tokens, agree, known, divergence, *sides = np.array(counts, dtype=np.float64).T
         one, by_target = _alphas(units, sides[:4], confidence) if accepted else (None, None)
         two, by_text = _alphas(units, sides[2:], confidence) if accepted else (None, None)
+        flipped = np.concatenate(flips)
         yield Moved(
             domain=domain,
             documents=len(mine),
             agreement=pooled_share(units, agree, tokens, confidence),
             kl=mean_interval(ratio(*by_cluster(units, divergence, known)), confidence) if known.any() else None,
             infinite=float(1 - known.sum() / tokens.sum()),
-            margins=(float(np.median(flips)) if len(flips := margins[ours != theirs]) else None, float(np.median(margins))),
+            margins=(float(np.median(flipped)) if len(flipped) else None, float(np.median(np.concatenate(margins)))),
             alpha=(*one, two[1]) if one and two else None,
             by_target=by_target,
             by_text=by_text,
         )
+
+
+def _named_domains(texts: Iterable[TextPair | _Paired]) -> list[str]:
+    """Return the domains that answers name beside all traffic: none if there is one."""
+    domains = dict.fromkeys(text.domain for text in texts)
+    return list(domains) if len(domains) > 1 else []
 
 
 def _scoring_command(first: RunDraft, second: RunDraft) -> str:

@@ -17,13 +17,15 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
+from alphaprof.commands.check import check_baseline
 from alphaprof.commands.compare import Comparison, compare
 from alphaprof.config.load import load_profile
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
-from alphaprof.report.target_change import TargetChange
+from alphaprof.report.target_change import Moved, TargetChange
 from alphaprof.run.reader import Run, RunDraft, side_of
+from alphaprof.stats.estimate import Interval
 from tests import tiny as models
 from tests.commands.test_check_baseline import logged
 from tests.runs import log_of, profile_file, run_profile
@@ -74,6 +76,18 @@ def test_the_same_bounds_decide_in_ci(old: Run, tmp_path: Path) -> None:
     whole = json.loads(CliRunner().invoke(app, call).output)["items"][0]
     assert (whole["domain"], whole["value"]) == ("whole traffic", pytest.approx(found.changes[0].change.value))
     assert whole["low"] == pytest.approx(found.bounds[0])  # upper bounds in CI are those of all domains together
+
+
+def test_the_decision_of_the_new_run_is_asked_as_in_ci(old: Run, tmp_path: Path) -> None:
+    """Its gamma, its weights and its confidence, where the old run had others."""
+    new = run_under(tmp_path / "new", "two", {"code": -0.02, "chat": -0.04})
+    decision = {"gamma": 1, "weights": {"code": 0.9, "chat": 0.1}, "confidence": 0.8}
+    config = new.manifest.config | {"decision": new.manifest.config.get("decision", {}) | decision}
+    found = change_of(old, altered(new, config=config))
+    checked = check_baseline(RunDraft(new, "small"), RunDraft(old, "small"), None, 0.03)
+    whole = checked.items[0]
+    assert (found.gamma, checked.gamma) == (1, 1)
+    assert (found.changes[0].change.value, found.bounds[0]) == (pytest.approx(whole.value), pytest.approx(whole.low))
 
 
 def test_few_documents_leave_it_undecided_and_say_how_many_would_tell(tmp_path: Path) -> None:
@@ -128,7 +142,15 @@ def test_without_step_times_tokens_per_round_decide(tmp_path: Path) -> None:
     sides = [run_under(tmp_path / name, name, {"code": 0}, latency=False) for name in ("a", "b")]
     found = change_of(*sides, margin=0.1)
     assert (found.verdict, found.changes[0].speedup, found.pays_from) == ("KEEP", None, None)
-    assert "no step times" in found.reason
+    assert "the new run's report: no step times were measured" in found.reason
+
+
+def test_the_speedup_beside_a_verdict_is_the_new_reports(old: Run, tmp_path: Path) -> None:
+    """At the gamma that its report chooses, which may be another one than the table's."""
+    new = run_under(tmp_path / "new", "two", {"code": -0.1, "chat": 0.1})
+    answer = build_report(new).answer
+    assert answer.speedup is not None
+    assert f"the new run's report: {answer.speedup.value:.2f}x [" in change_of(old, new).reason
 
 
 def test_a_draft_that_differs_too_is_named(old: Run, tmp_path: Path) -> None:
@@ -168,6 +190,27 @@ def test_two_drafts_of_one_target_have_no_such_answer(old: Run) -> None:
     assert compare(*sides).target_change is None
     with pytest.raises(OptionInvalid, match="--shared is for runs of two targets"):
         compare(*sides, shared=run)
+
+
+def test_a_scoring_run_that_tells_nothing_is_refused(old: Run, tmp_path: Path) -> None:
+    """Texts of another tokenizer cannot be compared by position, nor texts without rounds under the rules asked for."""
+    new = run_under(tmp_path / "new", "two", {"code": 0, "chat": 0})
+    sides = RunDraft(old, "small"), RunDraft(new, "small")
+    with pytest.raises(OptionInvalid, match="--shared is for runs of two targets"):
+        compare(*sides, rules=["one_hot"], shared=new)
+    sides = RunDraft(old, "small"), RunDraft(altered(new, tokenizer="1" * 64), "small")
+    with pytest.raises(OptionInvalid, match="--shared is for runs of two targets with one tokenizer"):
+        compare(*sides, shared=new)
+
+
+def test_a_share_of_a_loss_needs_a_sure_loss() -> None:
+    def moved(*parts: Interval) -> Moved:
+        return Moved("all traffic", 9, None, None, 0.0, (None, 0.5), (0.5, 0.4, 0.3), *parts)
+
+    sure, unsure, gain = Interval(-0.06, -0.08, -0.04), Interval(-0.02, -0.05, 0.01), Interval(0.01, -0.05, 0.07)
+    assert moved(sure, unsure).share_of_target == pytest.approx(0.75)
+    assert moved(unsure, sure).share_of_target == pytest.approx(0.25)
+    assert (moved(unsure, unsure).share_of_target, moved(sure, gain).share_of_target) == (None, None)
 
 
 def test_imports_of_two_targets_have_rounds_alone(tmp_path: Path) -> None:

@@ -77,8 +77,40 @@ def test_the_files_of_the_adapter_tell_it_from_its_base(tiny: Path, adapter: Pat
 
 
 def test_the_files_of_an_adapter_are_those_of_both(tiny: Path, adapter: Path) -> None:
-    names = [path.name for path in weight_files(options(tiny, adapter))]
-    assert names == ["model.safetensors", "adapter_config.json", "adapter_model.safetensors"]
+    own = ["adapter_config.json", "adapter_model.safetensors"]
+    assert [path.name for path in weight_files(options(tiny, adapter))] == ["model.safetensors", *own]
+    gguf = TargetOptions(model="/models/x.gguf", adapter=str(adapter))
+    assert [path.name for path in weight_files(gguf)] == ["x.gguf", *own]
+
+
+@pytest.mark.models
+@pytest.mark.filterwarnings(WARNS)
+def test_an_adapter_of_another_model_is_refused(tiny: Path, adapter: Path, tmp_path: Path) -> None:
+    """peft warns of weights that it did not find, and would merge nothing in their place."""
+    pytest.importorskip("peft")
+    (tmp_path / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())
+    weights = load_file(adapter / "adapter_model.safetensors")
+    cases = {"missing adapter keys": lambda name: name.replace("layers.0", "layers.50"), "cannot load": str}
+    for reason, renamed in cases.items():
+        tensors = {renamed(name): value for name, value in weights.items()}
+        if renamed is str:
+            tensors = {name: torch.cat([value, value], 0 if "lora_B" in name else 1) for name, value in tensors.items()}
+        save_file(tensors, tmp_path / "adapter_model.safetensors")
+        with pytest.raises(ModelUnloadable, match=reason) as caught:
+            load_model("target", options(tiny, tmp_path), "float32")
+        assert caught.value.hint.startswith(f"is it an adapter of {tiny / 'target'}?")
+
+
+def test_an_adapter_of_a_quantized_model_is_refused_before_weights_are_loaded(
+    tiny: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """The folder has no weights that could be loaded."""
+    config = json.loads((tiny / "target" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelUnloadable, match="cannot be merged into the quantized weights"):
+        load_model("target", TargetOptions(model=str(tmp_path), adapter=str(adapter)), "float32")
 
 
 def test_what_cannot_be_merged_is_refused_early(

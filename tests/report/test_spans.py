@@ -171,3 +171,21 @@ def test_a_run_without_spans_says_so_and_shows_what_it_did(tmp_path: Path) -> No
     _, blocks, empty = plain.drawn("spans")
     assert (empty, blocks) == (True, ["nothing to show: the profile tells no spans apart (spans: auto)"])
     assert len(as_first_screen(spans).splitlines()) == len(as_first_screen(plain).splitlines()) <= 40
+
+
+def test_weights_of_domains_do_not_count_by_span_and_that_is_said(report: RunReport) -> None:
+    """Its total may then be another one than the verdict's."""
+    weighed = asked(report.inputs.run, weights={"code": 0.9, "chat": 0.1, "wiki": 0})
+    said = "decision.weights do not count here"
+    assert said in as_terminal(weighed, 150, "spans")
+    assert said not in as_terminal(report, 150, "spans")
+    assert spans_of(weighed)["small"].whole.alpha == spans_of(report)["small"].whole.alpha
+
+
+def test_a_relaxed_rule_of_sampled_text_does_not_stand_in_on_greedy_text(tmp_path: Path) -> None:
+    sampled = Domain(documents=8, temperature=1.0, continuation="sampled")
+    for name, domain, expected in (("greedy", Domain(documents=8), ["trtllm_10_0p6"]), ("sampled", sampled, None)):
+        rules = ("strict", "lossless", "one_hot", "ensemble_0p5", "sglang_0p5_0p5", "trtllm_10_0p6")
+        report = reported(tmp_path / name, Recipe({"code": domain}, rules=rules, thinking=0.8))
+        (item,) = report.section("spans")
+        assert [each.rule for each in item.relaxed] == (expected or [*rules[3:]])

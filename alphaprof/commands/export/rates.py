@@ -102,8 +102,9 @@ def export_lengths(
     warnings, idle = [*whole.incomplete], False
     for name in whole.pools:
         lines.append(f"  {json.dumps(name)}:")
+        scope = scope_of(side, LENGTHS, rule, gamma, name)
         for each in whole.gammas:
-            rates = rates_at(scope_of(side, LENGTHS, rule, gamma, name), each)
+            rates = rates_at(scope, each)
             every, low, high = (f"{end:.2f}" for end in vars(rates.acceptance_length_all).values())
             idle |= rates.drafting < 1
             beside = f"{low} to {high}" if rates.drafting == 1 else f"over all rounds: {every}, {low} to {high}"

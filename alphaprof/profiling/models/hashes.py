@@ -31,12 +31,13 @@ def weight_files(options: ModelOptions) -> tuple[Path, ...]:
     """Return the files that a model's weights are loaded from; none if that is not certain: of an adapter, whose base model
     is elsewhere, and where config.json names another file.
     """
-    if options.is_gguf:
-        return (Path(options.model),)
     if options.adapter is not None:
-        adapter, base = folder_of(options.adapter_files), weight_files(options.model_copy(update={"adapter": None}))
+        adapter = folder_of(options.model_copy(update={"model": options.adapter, "revision": None}))
+        base = weight_files(options.model_copy(update={"adapter": None}))
         own = [] if adapter is None else [adapter / name for name in ADAPTER_FILES]
         return (*base, *own) if base and own and all(file.is_file() for file in own) else ()
+    if options.is_gguf:
+        return (Path(options.model),)
     folder = folder_of(options)
     if folder is None or (folder / ADAPTER).is_file() or explicit_weights(folder) is not None:
         return ()

@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,15 @@ from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
 from alphaprof.profiling.models.hashes import fingerprint_by_files, weight_files
-from alphaprof.profiling.models.hub import fetch_descriptions, first_line, folder_of, is_local, require_model, settings_in
+from alphaprof.profiling.models.hub import (
+    ADAPTER,
+    fetch_descriptions,
+    first_line,
+    folder_of,
+    is_local,
+    require_model,
+    settings_in,
+)
 from alphaprof.run.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.version import install_line, missing
 
@@ -198,6 +207,9 @@ def load_model(
         require_model(options, name)
     with without_advice():
         declared = declared_in(folder_of(options), options.model)
+    if declared is not None and options.adapter is not None:
+        hint = "name the unquantized checkpoint it was trained on, or the quantized checkpoint of the merged model"
+        raise ModelUnloadable(f"{options.adapter} cannot be merged into the quantized weights of {options.model}", hint)
     if declared is not None and options.device_map is None:  # kernels are chosen for the device that weights are loaded to
         arguments["device_map"] = {"": place}
     with _loading(options.model, declared, options.attn_implementation):
@@ -217,7 +229,7 @@ def load_model(
     if "device_map" not in arguments:
         network = network.to(place)
     if options.adapter is not None:
-        network = _merged(network, options, declared is not None)
+        network = _merged(network, options)
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
     network, files = network.eval().requires_grad_(False), weight_files(options)
@@ -225,17 +237,16 @@ def load_model(
     return Model(name, network, "model", reference, served, quantised, choice, files)
 
 
-def _merged(network: PreTrainedModel, options: ModelOptions, quantised: bool) -> PreTrainedModel:
-    """Return a network with a LoRA adapter in its weights. Raises `ModelUnloadable`."""
+def _merged(network: PreTrainedModel, options: ModelOptions) -> PreTrainedModel:
+    """Return a network with a LoRA adapter in its weights. Raises `ModelUnloadable`, also where weights of the adapter have
+    other names than the network's: peft warns of these, and merges nothing.
+    """
     from peft import PeftModel
 
-    if quantised:
-        hint = "name the unquantized checkpoint it was trained on, or the quantized checkpoint of the merged model"
-        raise ModelUnloadable(f"{options.adapter} cannot be merged into the quantized weights of {options.model}", hint)
-    with _loading(str(options.adapter)):
-        merged: PreTrainedModel = PeftModel.from_pretrained(
-            network, options.adapter, use_safetensors=True
-        ).merge_and_unload()
+    with _loading(str(options.adapter), base=options.model), warnings.catch_warnings():
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        adapted = PeftModel.from_pretrained(network, str(options.adapter), use_safetensors=True)
+        merged: PreTrainedModel = adapted.merge_and_unload()
     return merged
 
 
@@ -398,10 +409,12 @@ def _location(options: ModelOptions) -> tuple[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _loading(reference: str, quantised: object = None, attention: str | None = None) -> Iterator[None]:
+def _loading(
+    reference: str, quantised: object = None, attention: str | None = None, base: str | None = None
+) -> Iterator[None]:
     """Turn the many exceptions of transformers into `ModelUnloadable`, and keep its progress bars off the terminal.
     `quantised`: the config declares a quantisation, whose packages and devices are the likeliest to be missing; `attention`:
-    the implementation that was asked for.
+    the implementation that was asked for; `base`: the model that an adapter is merged into.
     """
     try:
         # The bar of the GGUF reader has no switch of its own.
@@ -424,6 +437,8 @@ def _loading(reference: str, quantised: object = None, attention: str | None = N
             hint = f"set attn_implementation to what this model and this machine have, not {attention}, or leave it out"
         elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
             hint = f"its weights are quantized: install what transformers asks for, or {WITHOUT}"
+        elif base is not None and is_local(reference):
+            hint = f"is it an adapter of {base}? base_model_name_or_path in its {ADAPTER} names the model it was trained on"
         elif not is_local(reference):
             hint = "check the id and your access rights (gated models need a token), or give a local path"
         raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error

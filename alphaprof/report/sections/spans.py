@@ -18,7 +18,7 @@ from alphaprof.report.answer import Result
 from alphaprof.report.build import Failed, RunReport
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.wording import MARKS, alpha_name
-from alphaprof.rules import parse_rule
+from alphaprof.rules import BoundRule, Rule, parse_rule
 from alphaprof.run.schema import THINKING
 from alphaprof.stats.estimate import Array, Interval, distinct, pooled_share
 from alphaprof.totals.count import SHAPED, Spans, TotalsRequest, Traced, by_chance, columns_of, has_rounds
@@ -72,10 +72,10 @@ def compute(report: RunReport) -> tuple[DraftSpans, ...]:
     """Return every draft that has rounds by span."""
     inputs, part, found = report.inputs, report.part, list[DraftSpans]()
     chosen = {item.answer.draft: item.answer.gamma for item in report.drafts}
-    lossy = [rule for rule in report.others if parse_rule(rule).rule.lossy]
     for draft, facts in part.run.manifest.drafts.items() if part.run.has_log else ():
         rules = [rule for rule in map(parse_rule, inputs.decisive) if rule.rule.timed and not rule.rule.lossy]
         rules = [rule for rule in rules if has_rounds(rule, facts)]
+        lossy = [rule for rule in report.others if _relaxes(parse_rule(rule).rule, rules)]
         gamma = chosen.get(draft) or max(facts.lengths(part.run.gammas))
         requests = [replace(inputs.request([rule.id, *lossy]), spans=True) for rule in rules]
         if (rows := SpanRows.read(part, draft, requests, gamma)) is None:
@@ -94,6 +94,11 @@ def compute(report: RunReport) -> tuple[DraftSpans, ...]:
             )
         )
     return tuple(found)
+
+
+def _relaxes(other: Rule, rules: Sequence[BoundRule]) -> bool:
+    """Return whether a lossy rule can stand in for others on all their texts: some decode sampled text alone."""
+    return other.lossy and all(set(rule.rule.policies) <= set(other.policies) for rule in rules)
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,7 @@ def draw(report: RunReport) -> Iterator[Block]:
         rows = [(fmt.short(span), _cells(each, name)) for span, each in item.spans.items()]
         below = ["  a round across a border is counted by its tokens: spans add up to all"]
         below += ["  expected rounds, without the control variate of other sections"] if item.expected else []
+        below += ["  of documents as measured: decision.weights do not count here"] if report.inputs.question.weights else []
         title, footer = f"draft {item.draft}, gamma {item.gamma}, by span", [("all", _cells(item.whole, name))]
         yield table_by_columns(title, rows, named="span", footer=footer, below=below, draft=item.draft)
         relaxed: list[Row] = [
