@@ -23,7 +23,7 @@ from alphaprof.costs.rounds import StepTimes, cost_bounds
 from alphaprof.costs.speedup import Mix, spent_and_base
 from alphaprof.errors import NotComparable
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
+from alphaprof.render.blocks import Block, Command, Small, Verdict, table_of_rows
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.pairing import TextPair, difference_over, over_domains
 from alphaprof.report.result import contradiction
@@ -153,7 +153,7 @@ class TargetChange:
                 yield f"alpha of the draft there: {alphas}, {fmt.difference(common.difference, 3)}"
         if self.command is not None:
             yield "beyond it, other text and the new target's own move are not told apart. To score the old texts:"
-            yield from ("", *self.command.splitlines(), "", "then compare again with --shared and this run")
+            yield from ("", *map(Command, self.command.splitlines()), "", "then compare again with --shared and this run")
         if self.moved:
             yield from _blocks_of_moved(self.moved)
         yield Small(
