@@ -154,6 +154,11 @@ VARIANTS: dict[str, Callable[[str], str]] = {
         'engine="0",model_name="served/target"', 'model_name="served/target",engine="0"'
     ),
     "lines of Windows": lambda text: text.replace("\n", "\r\n"),
+    "a mark of the byte order": lambda text: f"\ufeff{text}",
+    "values that are no numbers": lambda text: (
+        f"{text}\nvllm:iteration_tokens_total_count NaN\nvllm:spec_decode_num_drafts_total +Inf\n"
+    ),
+    "OpenMetrics": lambda text: text.replace(DRAFTS, f'{DRAFTS} # {{trace_id="a"}} 0.5 1.7e9') + "# EOF\n",
 }
 
 
@@ -180,6 +185,11 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "drafted too much": (BEFORE, edited(" 135.0", " 136.0"), "43 rounds drafted 130 tokens"),
     "accepted too often": (BEFORE, edited('position="1"} 4.0', 'position="1"} 9.0'), "contradict each other"),
     "cut off": (BEFORE, AFTER[: AFTER.rindex('"')], "after.txt is not a metrics page"),
+    "bounds that are no numbers": (
+        BEFORE,
+        f'{AFTER}vllm:inter_token_latency_seconds_bucket{{le="x"}} 1\n',
+        "not a metrics page",
+    ),
     "UTF-16, as PowerShell writes": (BEFORE, AFTER.encode("utf-16"), "after.txt is not a metrics page: \"'utf-8' codec"),
 }
 
@@ -286,6 +296,14 @@ FILES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "llama.cpp's log": (LLAMA.format("", PLACED) * 2, ("llama.cpp", 20, 40, 22, [14, 8])),
     "its earlier log": (LLAMA.format(" rate", ""), ("llama.cpp", None, 20, 11, [])),
     "llama.cpp's answers": ((json.dumps({"id": "a", "timings": TIMINGS}) + "\n") * 2, ("llama.cpp", 6, 24, 10, [])),
+    "numbers that end in others": (
+        FINISH.replace("6}}", "6.0.1}}"),
+        ("SGLang", 6, None, 9, []),
+    ),
+    "small shares": (
+        json.dumps(BENCH | {"spec_decode_per_position_acceptance_rates": [10 / 43, 1e-05, 0.0]}),
+        ("vLLM", 43, 129, 10, [10, 0, 0]),
+    ),
     "those of mlx-vlm": (json.dumps({"timings": TIMINGS | {"draft_rounds": 4}}), ("llama.cpp", 4, 12, 5, [])),
     "SGLang's log": (FINISH * 2, ("SGLang", 12, None, 18, [])),
     "old answers of SGLang": (
@@ -333,6 +351,26 @@ def test_files_without_sums_are_named(content: str | bytes, words: str, tmp_path
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     code, text = failure(invoke("import", "prometheus", path))
     assert (code, words in text) == (3, True)
+
+
+def test_rounds_without_a_draft_do_not_tell_gamma(tmp_path: Path) -> None:
+    """24 rounds of 75 drafted tokens may have been up to 3 or to 16 at a time."""
+    path = tmp_path / "file"
+    path.write_text(json.dumps({"timings": {"predicted_n": 61, "draft_n": 75, "draft_n_accepted": 36}}))
+    found = speculation(counted([path]))
+    assert (found.gamma, found.drafts, found.acceptance_length) == (None, 24, 2.5)
+    assert "gamma" not in invoke("import", "prometheus", path).stdout.splitlines()[0]
+
+
+@each(
+    "content",
+    ["SpecDecoding metrics: Accepted: " * 500_000, "emitted tokens: speculative tokens: 1, " * 200_000, "[" * 200_000],
+)
+def test_long_lines_and_deep_ones_are_read_once(content: str, tmp_path: Path) -> None:
+    """In the square of their length they would take hours."""
+    path = tmp_path / "file"
+    path.write_text(content)
+    assert failure(invoke("import", "prometheus", path))[0] == 3
 
 
 ELSEWHERE = {name: text for name, (text, _) in FILES.items()} | {
@@ -399,6 +437,11 @@ def test_counters_that_were_reset_count_from_then_on_and_it_is_said(tmp_path: Pa
         found = counted(paths)
         assert (speculation(found).drafts, len(found.reset)) == (len(ROUNDS) + made, 1)
         assert "counters of 1 served/target were reset between" in invoke("import", "prometheus", *paths).stdout
+
+
+def test_a_second_page_without_times_of_creation_is_of_the_same_server(tmp_path: Path) -> None:
+    paths = saved(tmp_path, BEFORE, VARIANTS["no _created"](AFTER) + "\n")
+    assert (speculation(counted(paths)).drafts, counted(paths).reset) == (len(ROUNDS), ())
 
 
 def test_other_engines_and_names_are_read(tmp_path: Path) -> None:
