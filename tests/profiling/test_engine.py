@@ -211,7 +211,7 @@ def test_drafts_that_switch_asynchronous_scheduling_off_are_named(monkeypatch: p
     """As vLLM does on GPUs: not with prompt lookup and not with classes of one's own, as `forced` is."""
     engines = Engines()
     assert timed_by(engines, monkeypatch, tmp_path).without_async == ()
-    engines.asynchronous = ("plain", "m")  # `facts` calls every method so
+    engines.asynchronous = ("plain", "draft_model", "ngram")
     assert timed_by(engines, monkeypatch, tmp_path).without_async == ()
     engines.asynchronous = ("plain",)
     assert timed_by(engines, monkeypatch, tmp_path).without_async == ("ngram", "head")
