@@ -27,7 +27,17 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.profiling.engine.pages import GAP, read, require_one_server, rounds_in, server_of, sums_of, times_of, value_of
+from alphaprof.profiling.engine.pages import (
+    ADDRESS,
+    GAP,
+    read,
+    require_one_server,
+    rounds_in,
+    server_of,
+    sums_of,
+    times_of,
+    value_of,
+)
 from alphaprof.profiling.engine.server import answer_of, arguments_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt
@@ -290,7 +300,7 @@ def diagnose(
     if possible and known.rule:
         shape, possible = by_context(run, known) or (shape, possible)
     likely, out, sure = compare_prompts(run, known)
-    if possible and pages and pages[0].startswith("http"):
+    if possible and pages and pages[0].startswith(ADDRESS):
         more, less = ask_server(side, run.rule, pages[0])
         found |= {name: text for name, text in more.items() if name in possible}
         out |= {name: text for name, text in less.items() if name not in likely}  # clients may render prompts themselves

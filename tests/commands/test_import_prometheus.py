@@ -444,6 +444,14 @@ def test_a_second_page_without_times_of_creation_is_of_the_same_server(tmp_path:
     assert (speculation(counted(paths)).drafts, counted(paths).reset) == (len(ROUNDS), ())
 
 
+def test_a_file_may_be_called_as_an_address_and_a_counter_as_a_field_of_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("http.txt").write_text(AFTER + 'sglang:spec_accept_histogram_bucket{le="1"} 0\n')
+    assert speculation(counted([Path("http.txt")])).drafts == len(LATER)
+
+
 def test_other_engines_and_names_are_read(tmp_path: Path) -> None:
     """llama.cpp counts positions that occurred; Ray writes each counter twice; V0 counts what rounds emitted."""
     counts = {"num_draft_tokens_total": 30, "num_accepted_tokens_total": 14}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, cut
 from alphaprof.profiling.engine.pages import (
+    ADDRESS,
     APART,
     ROUNDS,
     SERVERS,
@@ -137,7 +138,7 @@ def counters(places: Sequence[str], seconds: float, labels: Sequence[str], progr
     """Return what one or two saved pages say, or those of a server's address that is polled for some seconds; `labels`: see
     `counters_of`. Raises what `read_pages` and `counters_of` do.
     """
-    if len(places) == 1 and places[0].startswith(("http://", "https://")):
+    if len(places) == 1 and places[0].startswith(ADDRESS):
         progress.start(f"reading {places[0]}", round(seconds), "s")
         return counters_of(*watch(places[0], seconds, progress.advance), labels=labels)
     return counters_of(read_pages(places), labels=labels)

@@ -7,8 +7,10 @@ happened between them; what logs and results count stands for itself. Names are 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
+import io
 import itertools
 import json
 import math
@@ -71,6 +73,7 @@ NAMES = {
 }
 GAP = "ms between tokens"
 GAUGES = ("steps", "length")
+ADDRESS = ("http://", "https://")
 IN_SOURCE = ("position", "le")  # labels within one source of counters
 # Labels that tell servers apart, the kind of engine first; a federation may rename two. Engines of one server are added up.
 APART = ("kind", "model_name", "job", "instance", "exported_job", "exported_instance")
@@ -132,7 +135,7 @@ FORMATS = (
     Format(
         "sglang",
         "an answer of SGLang",
-        ".*spec_(correct_drafts|accept)_histogram",
+        ".*[\"']spec_(correct_drafts|accept)_histogram[\"']",
         "import it: alphaprof import sglang FILE; of a server's log, its metrics page",
     ),
     Format(
@@ -176,11 +179,10 @@ def sums_in(content: bytes, where: str) -> Page | None:
     """Return what the lines of a log, of answers or of a result add up to; None if none is of a known kind. Raises
     `DataUnreadable` for a kind that is not read.
     """
-    text = content.decode("utf-8-sig", errors="replace")
-    lines: Sequence[str] = text.split("\n")
-    if text.lstrip()[:1] in ("{", "["):
+    lines: Iterable[str] = (line.decode(errors="replace") for line in io.BytesIO(content))  # a log may be large
+    if content.lstrip()[:1] in (b"{", b"["):
         with contextlib.suppress(ValueError, RecursionError):  # one text, over several lines
-            whole = json.loads(text)
+            whole = json.loads(content)
             lines = [json.dumps(each) for each in (whole if isinstance(whole, list) else [whole])]
     page: Page = {}
     named: Format | None = None
@@ -229,6 +231,7 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
 
     try:
         content = gzip.decompress(content) if content.startswith(GZIP) else content
+        content = content.removeprefix(codecs.BOM_UTF8)
     except (OSError, EOFError, zlib.error) as error:
         raise DataUnreadable(f"{where} is compressed, and damaged: {error}", "copy it again") from None
     if sums := sums_in(content, where):
@@ -240,7 +243,7 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
         raise DataUnreadable(f"{where} holds JSON, not a metrics page", hint)
     found: Page = {}
     try:
-        families = text_string_to_metric_families(content.decode("utf-8-sig"))
+        families = text_string_to_metric_families(content.decode())
         for sample in itertools.chain.from_iterable(family.samples for family in families):
             named = SERIES.match(sample.name) if math.isfinite(sample.value) else None
             if named and (name := NAMES.get(named[2])):
@@ -261,7 +264,7 @@ def read_pages(places: Sequence[str]) -> list[Page]:
     contents = list[bytes]()
     for place in places:
         try:
-            contents.append(fetched(place, "/metrics") if place.startswith("http") else Path(place).read_bytes())
+            contents.append(fetched(place, "/metrics") if place.startswith(ADDRESS) else Path(place).read_bytes())
         except OSError as error:
             raise DataUnreadable(f"cannot read {cut(place)}: {error.strerror}", f"save the page: {SAVE}") from None
     return [page_of(each, cut(place), len(places) == 1) for each, place in zip(contents, places, strict=True)]
