@@ -480,6 +480,7 @@ def test_other_engines_and_names_are_read(tmp_path: Path) -> None:
         assert (found.server, counted_rounds.accepted) == (name, 14)
         assert (counted_rounds.gamma, counted_rounds.drafts, counted_rounds.drafted, list(counted_rounds.marginal)) == known
         assert (found.traffic.step_ms if found.traffic else None) == (10.0 if name == "SGLang" else None)
+        assert found.traffic is None or found.traffic.prompt_tokens is None  # requests are counted, and not their tokens
     path.write_text(lines["vllm:"])
     assert (
         "rounds are not counted here (no vllm:spec_decode_num_drafts_total)" in invoke("import", "prometheus", path).stdout

@@ -280,7 +280,7 @@ def test_an_engine_runs_as_the_server_at_the_address_does(tmp_path: Path, monkey
 
 def test_the_environment_of_timed_steps_stands_beside_an_export(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe())
-    assert run.manifest.timed_with == ""
+    assert run.manifest.timed_in == ""
     costs = {"source": "vllm"}
     for variables, words in (
         ({"OMP_NUM_THREADS": "1", "OMP_PLACES": "{0 1}"}, "OMP_NUM_THREADS=1 OMP_PLACES='{0 1}'"),
@@ -289,8 +289,8 @@ def test_the_environment_of_timed_steps_stands_beside_an_export(tmp_path: Path) 
         environment: Any = run.manifest.environment | {"engine": variables}
         config = run.manifest.config | {"costs": run.manifest.config["costs"] | costs, "vllm": {"python": "python"}}
         altered(run, environment=environment, config=config)
-        assert words in run.manifest.timed_with
-        assert run.manifest.timed_with in export(RunDraft(run, "small"), "vllm-config", gamma=2).notes
+        assert words in run.manifest.timed_in
+        assert run.manifest.timed_in in export(RunDraft(run, "small"), "vllm-config", gamma=2).notes
 
 
 def test_a_budget_without_time_for_every_engine_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -414,7 +414,7 @@ def traffic_of(page: Page, windows: Sequence[Page], seconds: float | None) -> Se
     return ServerTraffic(
         seconds=seconds,
         requests=int(sums.get("ended_count", sums.get("requests", 0.0))),
-        prompt_tokens=mean({"prompt_sum": sums.get("prompt", 0.0), "prompt_count": sums.get("requests", 0.0)}, "prompt"),
+        prompt_tokens=sums["prompt"] / sums["requests"] if "prompt" in sums and sums["requests"] else None,
         written_tokens=mean(sums, "ended"),
         steps=int(steps) if steps else None,
         sequences=(gaps + firsts) / steps if steps else None,
