@@ -176,6 +176,7 @@ def edited(old: str, new: str, text: str = AFTER) -> str:
 
 LATER: Rounds = [*WARM, *ROUNDS]
 SPLIT = "not from one server run"
+ENDLESS = ("drafts 1", "draft_tokens 1e15", "accepted_tokens 1", 'accepted_tokens_per_pos{position="0"} 1')
 REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "fell": (AFTER, BEFORE, SPLIT),
     "another model": (BEFORE, page({"0": LATER}, model="other"), SPLIT),
@@ -184,6 +185,11 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "no speculation": (OTHER_LINES, OTHER_LINES, "has no counter of vLLM"),
     "drafted too much": (BEFORE, edited(" 135.0", " 136.0"), "43 rounds drafted 130 tokens"),
     "accepted too often": (BEFORE, edited('position="1"} 4.0', 'position="1"} 9.0'), "contradict each other"),
+    "more drafts than memory": (
+        "llamacpp:spec_decode_num_drafts 0\n",
+        "".join(f"llamacpp:spec_decode_num_{each}\n" for each in ENDLESS),
+        "contradict each other",
+    ),
     "cut off": (BEFORE, AFTER[: AFTER.rindex('"')], "after.txt is not a metrics page"),
     "bounds that are no numbers": (
         BEFORE,

@@ -28,7 +28,7 @@ from alphaprof.costs.timing import reach
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
 from alphaprof.profiling.engine import vllm_worker
 from alphaprof.profiling.engine.client import VllmEngine, engine_environment, vllm_version
-from alphaprof.profiling.engine.server import KEY, VllmServer, arguments_of
+from alphaprof.profiling.engine.server import KEY, VllmServer, arguments_of, fetched
 from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineSteps, speculation, steps_of_rounds, time_engines
 from alphaprof.profiling.engine.vllm_worker import Forced, SteppedEngine
 from alphaprof.profiling.profile import load, require_costs
@@ -588,6 +588,10 @@ def test_a_server_that_cannot_help_is_refused(
         list(VllmServer(VllmOptions(url=url), url).write([{"ids": [1], "max_tokens": 1}], 1))
     assert words in error.value.message
     assert "secret" not in error.value.message + error.value.hint
+    answers["/metrics"] = 404
+    with pytest.raises(EngineFailed) as error:
+        fetched(url, "/metrics")
+    assert "--enable-metrics" in error.value.hint
 
 
 @pytest.mark.loopback

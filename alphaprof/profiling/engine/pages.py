@@ -73,6 +73,7 @@ NAMES = {
 }
 GAP = "ms between tokens"
 GAUGES = ("steps", "length")
+MOST = 1000  # drafts of a round; counts of more contradict each other
 ADDRESS = ("http://", "https://")
 IN_SOURCE = ("position", "le")  # labels within one source of counters
 # Labels that tell servers apart, the kind of engine first; a federation may rename two. Engines of one server are added up.
@@ -165,9 +166,7 @@ FORMATS = (
 )
 
 
-COUNTS = re.compile(
-    "[Aa]ccept|draft|spec_|guidellm|output_sequence"
-)  # what every sign asks for, and few lines of a log have
+COUNTS = re.compile("[Aa]ccept|draft|spec_|guidellm|output_sequence")  # part of every sign, and of few lines of a log
 
 
 def format_of(text: str) -> Format | None:
@@ -247,7 +246,7 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
         for sample in itertools.chain.from_iterable(family.samples for family in families):
             named = SERIES.match(sample.name) if math.isfinite(sample.value) else None
             if named and (name := NAMES.get(named[2])):
-                float(sample.labels.get("le", 0.0))
+                float(sample.labels.get("le", 0.0))  # raises for a bound that is no number
                 found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
     except (ValueError, IndexError) as error:  # the parser has no errors of its own
         problem = f"{where} is not a metrics page: {shown(str(error))}"
@@ -375,7 +374,7 @@ def rounds_in(sums: Mapping[str, float], engine: str) -> tuple[float | None, flo
     number = sum(name.startswith("position ") for name in sums)
     gamma = max(number, int(sums.get("steps", 0.0)))
     if rounds and not (number if engine == "vllm" else every):  # vLLM counts all positions; else some draft nothing
-        gamma = max(gamma, math.ceil(sums.get("drafted", 0.0) / rounds - 1e-9))
+        gamma = max(gamma, math.ceil(min(sums.get("drafted", 0.0) / rounds, MOST) - 1e-9))
     if number:  # a position that never occurred may be missing
         places = [sums.get(f"position {place}", 0.0) for place in range(gamma)]
     return rounds, accepted, gamma or None, places

@@ -93,6 +93,8 @@ def fetched(url: str, path: str, content: Mapping[str, Any] | None = None, secon
         with error:
             said = cut(error.read(TEXT).decode(errors="replace"))
         hint = f"set {KEY} to the server's key" if error.code in (401, 403) else "see the server's log"
+        if path == "/metrics" and error.code in (404, 501):
+            hint = "start SGLang with --enable-metrics, llama.cpp with --metrics"
         raise EngineFailed(f"{url} answers {path} with {error.code}: {said}", hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
