@@ -666,7 +666,6 @@ UNPAIRED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ({}, NO_IDS | {"prompt": "Hi"}, "prompts keyed by token ids, and TWO with prompts keyed by text"),
     (NO_IDS, NO_IDS | {"id": "another"}, "by request id"),
     ({}, {"prompt_token_ids": [8]}, "have no prompt in common"),
-    ({}, {"model": "other"}, "different targets, served/target and other"),
 )
 
 
