@@ -160,10 +160,8 @@ def sglang() -> Check:
     def check(case: dict[str, Any], *more: str, text: str | None = None) -> str:
         import shlex
 
-        words, text = (
-            ["--model-path", case["target"], "--device", "cuda", "--log-level", "error", *more],
-            text or case["text"],
-        )
+        words = ["--model-path", case["target"], "--device", "cuda", "--log-level", "error", *more]
+        text = text or case["text"]
         if case["to"] == "sglang-adaptive":
             (file := Path(case["target"]).parent / "adaptive.json").write_text(text)
             words += ["--speculative-adaptive", "--speculative-adaptive-config", str(file)]
@@ -206,10 +204,8 @@ def llamacpp() -> Check:
 
     def check(case: dict[str, Any], *more: str, text: str | None = None) -> str:
         words = ["llama-server", "-m", f"{case['target']}/config.json", *more, *shlex.split(text or case["text"])]
-        params, argv = (
-            xllamacpp.CommonParams(),
-            (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None),
-        )
+        params = xllamacpp.CommonParams()
+        argv = (ctypes.c_char_p * (len(words) + 1))(*(word.encode() for word in words), None)
         if not parse(len(words), argv, ctypes.c_void_p(id(params) + head), ctypes.c_int(server), None):
             raise ValueError
         found = params.speculative
@@ -241,11 +237,8 @@ def broken(to: str, version: str, case: dict[str, Any]) -> Iterator[tuple[str, l
         yield "an unknown algorithm", [], case["text"].replace("STANDALONE", "MEDUSA")
         yield "block verification of a draft model", ["--speculative-use-block-verification"], case["text"]
         yield "rejection sampling of a draft model", ["--speculative-use-rejection-sampling"], case["text"]
-        yield (
-            "an EAGLE-3 head of speculators",
-            [],
-            case["text"].replace("STANDALONE", "EAGLE3").replace("/model ", "/speculators "),
-        )
+        head = case["text"].replace("STANDALONE", "EAGLE3").replace("/model ", "/speculators ")
+        yield "an EAGLE-3 head of speculators", [], head
 
 
 def told(check: Callable[..., str], case: dict[str, Any], *more: str, text: str | None = None) -> tuple[bool, str]:
@@ -278,9 +271,7 @@ def main(engine: str, folder: Path, version: str) -> int:
     wrong, known = 0, dict[str, tuple[bool, str]]()
     for case in mine:
         case["args"] = args.get((case["kind"], case["rule"]), "")
-        same = json.dumps(
-            [case["text"], case["args"], case["rule"] in ("lossless", "block")]
-        )  # most rules are written alike
+        same = json.dumps([case["text"], case["args"], case["rule"] in ("lossless", "block")])  # most are written alike
         accepted, words = known[same] if same in known else known.setdefault(same, told(check, case))
         if case["why"]:
             state = f"not served: {case['why']}"

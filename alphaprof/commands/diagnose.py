@@ -27,7 +27,17 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.profiling.engine.pages import GAP, engine_of, model_of, read, sums_of, times_of
+from alphaprof.profiling.engine.pages import (
+    ADDRESS,
+    GAP,
+    read,
+    require_one_server,
+    rounds_in,
+    server_of,
+    sums_of,
+    times_of,
+    value_of,
+)
 from alphaprof.profiling.engine.server import answer_of, arguments_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt
@@ -142,12 +152,16 @@ class Diagnosis:
         yield f"{self.server}: {rounds} with a draft{of}"
         yield ""
         if self.depths:
-            words = {-1: "lower", 0: "as predicted", 1: "higher"}
+            words = {
+                -1: "lower",
+                0: "as predicted" if self.outcome == "as_predicted" else "no clear difference",
+                1: "higher",
+            }
             sides = ("predicted", "measured", "difference", "", "all rounds: predicted", "all rounds: measured")
             rows = (
                 (
                     *(str(item.depth), *map(fmt.share_with_interval, (item.predicted, item.measured))),
-                    *(fmt.difference(item.difference, 2), words[item.sign]),
+                    *(fmt.difference(item.difference, 2), words[item.sign] if item.difference else ""),
                     *map(fmt.share, (item.marginal_predicted, item.marginal_measured)),
                 )
                 for item in self.depths
@@ -286,7 +300,7 @@ def diagnose(
     if possible and known.rule:
         shape, possible = by_context(run, known) or (shape, possible)
     likely, out, sure = compare_prompts(run, known)
-    if possible and pages and pages[0].startswith("http"):
+    if possible and pages and pages[0].startswith(ADDRESS):
         more, less = ask_server(side, run.rule, pages[0])
         found |= {name: text for name, text in more.items() if name in possible}
         out |= {name: text for name, text in less.items() if name not in likely}  # clients may render prompts themselves
@@ -321,7 +335,7 @@ def diagnose(
         measured_length=lengths[1],
         depths=depths,
         causes=tuple(causes),
-        speeds=tuple(speeds_of(run, known, times_of(sums_of(read(plain), model)))) if plain else (),
+        speeds=tuple(speeds_of(run, known, plain_times(plain, model))) if plain else (),
     )
 
 
@@ -466,13 +480,14 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
     """Return what an address or a page has counted since the server started, or two pages since the first. Raises
     `DataUnreadable`, `DataEmpty`, `ColumnMissing`, and `OptionInvalid` for a model that is not there, or not named.
     """
-    page, where = read(pages), cut(pages[-1])
-    models = {name: sums_of(page, name) for name in sorted({model_of(labels) for _, _, labels in page})}
+    (page, reset), where = read(pages), cut(pages[-1])
+    models = {name: sums_of(page, name) for name in sorted({value_of(key, "model_name") for key in page})}
     speculates = {name: sums for name, sums in models.items() if not {"rounds", "emitted"}.isdisjoint(sums)}
     if not speculates:
-        problem = f"{where} counts no speculative decoding: {engine_of(page)} has it off"
-        hint = "start the server with speculation; of an SGLang without spec_verify_calls_total, import logged requests"
-        raise ColumnMissing(problem, f"{hint}, or give --acceptance")
+        unknown = any({"drafted", "length"} & sums.keys() for sums in models.values())
+        problem = "does not count rounds" if unknown else f"counts no speculative decoding: {server_of(page)} has it off"
+        hint = "import logged requests, or give --acceptance" if unknown else "start the server with speculation"
+        raise ColumnMissing(f"{where} {problem}", hint)
     busy = [
         name
         for name, sums in speculates.items()
@@ -482,25 +497,24 @@ def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Serve
         raise OptionInvalid(f"{where} counts the models {', '.join(models)}", "name one of them: --model NAME")
     if not busy:
         raise DataEmpty(f"{where}: no round was counted", "send requests first; a second page has to be the later one")
-    sums = models[busy[0]]
-    # vLLM's engine V0 counts no rounds, each of which emits one token more than it accepts, and SGLang no accepted drafts.
-    rounds = sums["rounds"] if "rounds" in sums else sums["emitted"] - sums["accepted"]
-    kept = sums["accepted"] if "accepted" in sums else sums["written"] - sums["requests"] - rounds
-    known = sum(name.startswith("position ") for name in sums)
-    length = max(known, math.ceil(sums["drafted"] / max(rounds, 1.0) - 1e-9)) or int(sums["steps"]) or gamma or 0
-    chain = np.array([[rounds, *(sums[f"position {place}"] for place in range(length))]], dtype=np.float64)
-    falls = all(later <= earlier * 1.01 for earlier, later in pairwise(chain[0]))
+    sums, page = models[busy[0]], {key: count for key, count in page.items() if value_of(key, "model_name") == busy[0]}
+    require_one_server((key for key, count in page.items() if count > 0), f"{where} counts", "save the page of one of them")
+    told, kept, most, places = rounds_in(sums, min(engine for engine, _, _ in page))
+    rounds, length = told or 0.0, most or gamma
+    if length is None:
+        raise OptionInvalid(f"{where} does not tell how many tokens a round drafts", "name the served gamma: --gamma N")
+    falls = all(later <= earlier * 1.01 for earlier, later in pairwise([rounds, *places]))
     if not falls or not 0 <= kept <= length * rounds * 1.01 or rounds <= 0:
-        problem = f"{where}: {rounds:.0f} rounds accepted {kept:.0f} drafts, by position {chain[0, 1:].tolist()[:8]}"
+        problem = f"{where}: {rounds:.0f} rounds accepted {kept:.0f} drafts, by position {places[:8]}"
         raise DataUnreadable(f"{problem}: these contradict each other", "name gamma with --gamma, or save the page again")
-    accepted = chain[:, 1:] if known else np.full((1, length), np.nan)
+    accepted = np.array([places]) if places else np.full((1, length), np.nan)
     requests = int(sums["requests"]) or None
     return Served(
-        about=f"{engine_of(page)}, {where}",
-        rounds=chain[:, 0],
-        tested=np.hstack([chain[:, :1], accepted[:, :-1]]),
+        about=f"{server_of(page)}, {where}{', reset between the pages' if reset else ''}",
+        rounds=np.array([rounds]),
+        tested=np.hstack([[[rounds]], accepted[:, :-1]]),
         accepted=accepted,
-        kept=float(kept),
+        kept=kept,
         drafted=float(sums["drafted"]) or None,
         requests=requests,
         prompts=np.array([sums["prompt"] / requests]) if requests and "prompt" in sums else None,
@@ -600,7 +614,8 @@ def rendered_otherwise(run: Run, url: str) -> str:
         else:
             asked |= {"prompt": render(str(source.prompt), row)}
         if (ids := answer_of(url, "/tokenize", asked)["tokens"]) != mine:
-            at = next((place for place, (one, two) in enumerate(zip(ids, mine, strict=False)) if one != two), len(mine))
+            pairs = enumerate(zip(ids, mine, strict=False))
+            at = next((place for place, (one, two) in pairs if one != two), min(len(ids), len(mine)))
             spans = [{"model": model, "tokens": each[at : at + 8]} for each in (ids, mine)]
             here = [shown(answer_of(url, "/detokenize", each)["prompt"]) for each in spans]
             return f"from token {at} of a prompt on the server writes {here[0]}, the run {here[1]}"
@@ -613,6 +628,14 @@ def digests_of(place: str) -> list[str]:
 
     paths = [path for path in Path(place).glob("*") if path.suffix in (".safetensors", ".bin", ".gguf")]
     return sorted(sha256_of([*paths, Path(place, "config.json")] if os.path.isdir(place) else [Path(place)]))
+
+
+def plain_times(pages: Sequence[str], model: str | None) -> dict[str, float | None]:
+    """Return the times of a server without speculation. Raises `OptionInvalid` if it speculates."""
+    sums = sums_of(read(pages)[0], model)
+    if any(sums.get(name) for name in ("rounds", "emitted", "drafted")):
+        raise OptionInvalid(f"--plain {cut(pages[-1])} counts speculative decoding", "give a page of the server without it")
+    return times_of(sums)
 
 
 def speeds_of(run: Served, known: Served, plain: Mapping[str, float | None]) -> Iterator[Speed]:

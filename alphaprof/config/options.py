@@ -424,6 +424,9 @@ class MeasuredCosts(Options):
     )
 
 
+SECRET = "(KEY|TOKEN|SECRET|PASSWORD)(?![A-Z])"  # noqa: S105 - in the name of a variable or an argument, in capitals
+
+
 class VllmOptions(Options):
     """Your vLLM: the python of its own environment, which starts it here, or the address of a running server. With both,
     the server writes texts and the other one times steps.
@@ -448,6 +451,9 @@ class VllmOptions(Options):
         """Yield the problem of a group that names no engine."""
         if self.python is None and self.url is None:
             yield "needs python, to start vLLM, or url, the address of a running server"
+        for name, value in (self.env | self.args).items():
+            if isinstance(value, str) and re.search(SECRET, name.upper()):
+                yield f"must not hold {shown(name)}, which the run would keep: set it in the shell, and vLLM inherits it"
 
 
 class TableCosts(Options):

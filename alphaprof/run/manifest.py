@@ -349,7 +349,7 @@ class Manifest:
         return sum(shard.positions for shard in self.shards)
 
     @property
-    def timed_with(self) -> str:
+    def timed_in(self) -> str:
         """In which environment an engine timed the steps, for who starts the server; empty if none did."""
         if "engine" not in self.environment or self.config["costs"]["source"] != "vllm":
             return ""

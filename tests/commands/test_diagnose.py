@@ -330,6 +330,25 @@ def test_engines_are_added_up_and_models_are_not(side: RunDraft, tmp_path: Path)
     answer = diagnose(side, [str(path)], model="served/target")
     assert (answer.rounds, answer.outcome) == (10000, "as_predicted")
     assert diagnose(side, [str(path)], model="other").outcome == "differs"
+    path.write_text(as_page(right) + lines("llamacpp:", spec_decode_num_drafts_total=0))
+    assert diagnose(side, [str(path)]).server.startswith("vLLM,")
+    path.write_text("".join(as_page(right).replace('engine="0"', f'engine="0",instance="{host}"') for host in "ab"))
+    with pytest.raises(AlphaprofError, match=r"page.txt counts 2 instances: a, b"):
+        diagnose(side, [str(path)])
+
+
+def test_depths_that_nothing_reached_are_not_as_predicted(side: RunDraft) -> None:
+    found = invoke("diagnose", side.label, "--acceptance", "0,0,0", "--rounds", "1000").stdout
+    assert "lower" in found
+    assert "as predicted" not in found
+
+
+def test_answers_that_do_not_tell_gamma_need_it(side: RunDraft, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"timings": {"predicted_n": 61, "draft_n": 75, "draft_n_accepted": 36}}))
+    code, text = failure(invoke("diagnose", side.label, path))
+    assert (code, "does not tell how many tokens a round drafts" in text, "--gamma N" in text) == (2, True, True)
+    assert (diagnose(side, [str(path)], gamma=3).gamma, diagnose(side, [str(path)], gamma=3).rounds) == (3, 24)
 
 
 def test_counters_that_were_reset_or_came_late_count_from_zero(side: RunDraft, tmp_path: Path) -> None:
@@ -342,6 +361,7 @@ def test_counters_that_were_reset_or_came_late_count_from_zero(side: RunDraft, t
         after.write_text(as_page(right, 19000, created=1.8e9) + late)
         answer = diagnose(side, [str(before), str(after)])
         assert (answer.rounds, answer.outcome) == (20000, "as_predicted")
+        assert answer.server.endswith("after.txt, reset between the pages")
 
 
 @each(
@@ -349,7 +369,7 @@ def test_counters_that_were_reset_or_came_late_count_from_zero(side: RunDraft, t
     [
         ('{"metrics": {}}', 3, "holds JSON, not a metrics page.*alphaprof import vllm"),
         ("vllm:generation_tokens_total 12\n", 3, "counts no speculative decoding: vLLM has it off.*with speculation"),
-        ("sglang:spec_accept_length 2.4\nsglang:generation_tokens_total 9\n", 3, "SGLang has it off.*--acceptance"),
+        ("sglang:spec_accept_length 2.4\nsglang:generation_tokens_total 9\n", 3, "does not count rounds.*--acceptance"),
         ("python_gc_objects_collected_total 1\n", 3, "has no counter of vLLM, SGLang or llama.cpp.*curl"),
         ("not a page\n", 3, "is not a metrics page"),
         (page({"0": []}), 3, "no round was counted.*send requests first"),
@@ -426,6 +446,8 @@ def test_speeds_of_both_pages_stand_beside_the_prediction(side: RunDraft, tmp_pa
     median = speeds["ms between outputs, p50"]
     assert (median.plain, median.speculative) == (pytest.approx(10 + 90 * 30 / 80), pytest.approx(6.25))
     assert speeds["ms to the first token, p99"].plain is None
+    with pytest.raises(AlphaprofError, match=r"spec.txt counts speculative decoding"):
+        diagnose(side, [str(spec)], [str(spec)])
 
 
 def test_a_quantile_beyond_the_last_bound_is_not_known() -> None:
@@ -467,6 +489,11 @@ def test_prompts_that_the_server_renders_otherwise_are_shown(
     assert found.startswith("from token 1 of a prompt on the server writes '99 ")
     more.clear()
     assert rendered_otherwise(mine.run, "http://127.0.0.1:1") == ""
+    monkeypatch.setattr(
+        module, "answer_of", lambda *asked: {k: v[:1] if k == "tokens" else v for k, v in answer_of(*asked).items()}
+    )
+    assert rendered_otherwise(mine.run, "http://127.0.0.1:1").startswith("from token 1 of a prompt on the server writes '',")
+    monkeypatch.setattr(module, "answer_of", answer_of)
     assert "template" in ask_server(mine, "strict", "http://elsewhere:1")[1]
     thinking = {"enable_thinking": False}
     chats = of_a_source(run, {"path": str(data), "prompt": "{text}", "chat": True, "chat_options": thinking})

@@ -154,6 +154,11 @@ VARIANTS: dict[str, Callable[[str], str]] = {
         'engine="0",model_name="served/target"', 'model_name="served/target",engine="0"'
     ),
     "lines of Windows": lambda text: text.replace("\n", "\r\n"),
+    "a mark of the byte order": lambda text: f"\ufeff{text}",
+    "values that are no numbers": lambda text: (
+        f"{text}\nvllm:iteration_tokens_total_count NaN\nvllm:spec_decode_num_drafts_total +Inf\n"
+    ),
+    "OpenMetrics": lambda text: text.replace(DRAFTS, f'{DRAFTS} # {{trace_id="a"}} 0.5 1.7e9') + "# EOF\n",
 }
 
 
@@ -171,6 +176,7 @@ def edited(old: str, new: str, text: str = AFTER) -> str:
 
 LATER: Rounds = [*WARM, *ROUNDS]
 SPLIT = "not from one server run"
+ENDLESS = ("drafts 1", "draft_tokens 1e15", "accepted_tokens 1", 'accepted_tokens_per_pos{position="0"} 1')
 REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "fell": (AFTER, BEFORE, SPLIT),
     "another model": (BEFORE, page({"0": LATER}, model="other"), SPLIT),
@@ -179,7 +185,17 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "no speculation": (OTHER_LINES, OTHER_LINES, "has no counter of vLLM"),
     "drafted too much": (BEFORE, edited(" 135.0", " 136.0"), "43 rounds drafted 130 tokens"),
     "accepted too often": (BEFORE, edited('position="1"} 4.0', 'position="1"} 9.0'), "contradict each other"),
+    "more drafts than memory": (
+        "llamacpp:spec_decode_num_drafts 0\n",
+        "".join(f"llamacpp:spec_decode_num_{each}\n" for each in ENDLESS),
+        "contradict each other",
+    ),
     "cut off": (BEFORE, AFTER[: AFTER.rindex('"')], "after.txt is not a metrics page"),
+    "bounds that are no numbers": (
+        BEFORE,
+        f'{AFTER}vllm:inter_token_latency_seconds_bucket{{le="x"}} 1\n',
+        "not a metrics page",
+    ),
     "UTF-16, as PowerShell writes": (BEFORE, AFTER.encode("utf-16"), "after.txt is not a metrics page: \"'utf-8' codec"),
 }
 
@@ -286,6 +302,14 @@ FILES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "llama.cpp's log": (LLAMA.format("", PLACED) * 2, ("llama.cpp", 20, 40, 22, [14, 8])),
     "its earlier log": (LLAMA.format(" rate", ""), ("llama.cpp", None, 20, 11, [])),
     "llama.cpp's answers": ((json.dumps({"id": "a", "timings": TIMINGS}) + "\n") * 2, ("llama.cpp", 6, 24, 10, [])),
+    "numbers that end in others": (
+        FINISH.replace("6}}", "6.0.1}}"),
+        ("SGLang", 6, None, 9, []),
+    ),
+    "small shares": (
+        json.dumps(BENCH | {"spec_decode_per_position_acceptance_rates": [10 / 43, 1e-05, 0.0]}),
+        ("vLLM", 43, 129, 10, [10, 0, 0]),
+    ),
     "those of mlx-vlm": (json.dumps({"timings": TIMINGS | {"draft_rounds": 4}}), ("llama.cpp", 4, 12, 5, [])),
     "SGLang's log": (FINISH * 2, ("SGLang", 12, None, 18, [])),
     "old answers of SGLang": (
@@ -333,6 +357,26 @@ def test_files_without_sums_are_named(content: str | bytes, words: str, tmp_path
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     code, text = failure(invoke("import", "prometheus", path))
     assert (code, words in text) == (3, True)
+
+
+def test_rounds_without_a_draft_do_not_tell_gamma(tmp_path: Path) -> None:
+    """24 rounds of 75 drafted tokens may have been up to 3 or to 16 at a time."""
+    path = tmp_path / "file"
+    path.write_text(json.dumps({"timings": {"predicted_n": 61, "draft_n": 75, "draft_n_accepted": 36}}))
+    found = speculation(counted([path]))
+    assert (found.gamma, found.drafts, found.acceptance_length) == (None, 24, 2.5)
+    assert "gamma" not in invoke("import", "prometheus", path).stdout.splitlines()[0]
+
+
+@each(
+    "content",
+    ["SpecDecoding metrics: Accepted: " * 500_000, "emitted tokens: speculative tokens: 1, " * 200_000, "[" * 200_000],
+)
+def test_long_lines_and_deep_ones_are_read_once(content: str, tmp_path: Path) -> None:
+    """In the square of their length they would take hours."""
+    path = tmp_path / "file"
+    path.write_text(content)
+    assert failure(invoke("import", "prometheus", path))[0] == 3
 
 
 ELSEWHERE = {name: text for name, (text, _) in FILES.items()} | {
@@ -401,6 +445,19 @@ def test_counters_that_were_reset_count_from_then_on_and_it_is_said(tmp_path: Pa
         assert "counters of 1 served/target were reset between" in invoke("import", "prometheus", *paths).stdout
 
 
+def test_a_second_page_without_times_of_creation_is_of_the_same_server(tmp_path: Path) -> None:
+    paths = saved(tmp_path, BEFORE, VARIANTS["no _created"](AFTER) + "\n")
+    assert (speculation(counted(paths)).drafts, counted(paths).reset) == (len(ROUNDS), ())
+
+
+def test_a_file_may_be_called_as_an_address_and_a_counter_as_a_field_of_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("http.txt").write_text(AFTER + 'sglang:spec_accept_histogram_bucket{le="1"} 0\n')
+    assert speculation(counted([Path("http.txt")])).drafts == len(LATER)
+
+
 def test_other_engines_and_names_are_read(tmp_path: Path) -> None:
     """llama.cpp counts positions that occurred; Ray writes each counter twice; V0 counts what rounds emitted."""
     counts = {"num_draft_tokens_total": 30, "num_accepted_tokens_total": 14}
@@ -429,6 +486,7 @@ def test_other_engines_and_names_are_read(tmp_path: Path) -> None:
         assert (found.server, counted_rounds.accepted) == (name, 14)
         assert (counted_rounds.gamma, counted_rounds.drafts, counted_rounds.drafted, list(counted_rounds.marginal)) == known
         assert (found.traffic.step_ms if found.traffic else None) == (10.0 if name == "SGLang" else None)
+        assert found.traffic is None or found.traffic.prompt_tokens is None  # requests are counted, and not their tokens
     path.write_text(lines["vllm:"])
     assert (
         "rounds are not counted here (no vllm:spec_decode_num_drafts_total)" in invoke("import", "prometheus", path).stdout

@@ -28,7 +28,7 @@ from alphaprof.costs.timing import reach
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
 from alphaprof.profiling.engine import vllm_worker
 from alphaprof.profiling.engine.client import VllmEngine, engine_environment, vllm_version
-from alphaprof.profiling.engine.server import KEY, VllmServer, arguments_of
+from alphaprof.profiling.engine.server import KEY, VllmServer, arguments_of, fetched
 from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineSteps, speculation, steps_of_rounds, time_engines
 from alphaprof.profiling.engine.vllm_worker import Forced, SteppedEngine
 from alphaprof.profiling.profile import load, require_costs
@@ -247,9 +247,13 @@ def test_an_engine_runs_as_the_server_at_the_address_does(tmp_path: Path, monkey
     monkeypatch.setenv("NUMBA_NUM_THREADS", "5")
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     url = "http://127.0.0.1:65123/v1"
-    theirs = {"OMP_NUM_THREADS": "3", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_API_KEY": "theirs", "PATH": os.environ["PATH"]}
-    words = ["serve", "models/small", "--port", "65123", "--max-num-seqs", "16", "--enforce-eager"]
-    with subprocess.Popen([sys.executable, program, *words], env=theirs) as server:
+    theirs = {"OMP_NUM_THREADS": "3", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_MAX_TOKENS_PER_EXPERT": "8"}
+    secret = {"VLLM_API_KEY": "theirs", "VLLM_S3_SECRET": "theirs"}
+    words = ["serve", "models/small", "--port", "65123", "--max_num_seqs", "16", "--enforce-eager"]
+    secrets = ["--api-key", "one", "two", "--hf_token=three"]
+    with subprocess.Popen(
+        [sys.executable, program, *words[:2], *secrets, *words[2:]], env=theirs | secret | {"PATH": os.environ["PATH"]}
+    ) as server:
         try:
             for _ in range(200):
                 if arguments_of(url):
@@ -259,7 +263,7 @@ def test_an_engine_runs_as_the_server_at_the_address_does(tmp_path: Path, monkey
             assert arguments_of(url) == known
             assert arguments_of("http://127.0.0.1:65124") == arguments_of("http://elsewhere:65123") == {}
             options = VllmOptions(url=url, python=str(python), env={"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "4"})
-            matters = {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "passive", "VLLM_CPU_KVCACHE_SPACE": "2"}
+            matters = theirs | {"OMP_NUM_THREADS": "4", "OMP_WAIT_POLICY": "passive"}
             assert engine_environment(options) == matters
             with contextlib.closing(VllmEngine(options, {"model": "m"})) as engine:
                 engine.start()
@@ -269,14 +273,14 @@ def test_an_engine_runs_as_the_server_at_the_address_does(tmp_path: Path, monkey
     assert matters.items() <= started.items()
     assert (started["VLLM_API_KEY"], "NUMBA_NUM_THREADS" in started) == ("secret", False)
     settings = json.loads(Path(f"{python}.settings").read_text())
-    assert (settings["engine"]["model"], settings["served"][:2]) == ("m", ["--model", "models/small"])
+    assert (settings["engine"]["model"], settings["served"]) == ("m", ["--model", *words[1:]])
     here = engine_environment(VllmOptions(python="python"))
     assert (here["NUMBA_NUM_THREADS"], "VLLM_API_KEY" in here) == ("5", False)
 
 
 def test_the_environment_of_timed_steps_stands_beside_an_export(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe())
-    assert run.manifest.timed_with == ""
+    assert run.manifest.timed_in == ""
     costs = {"source": "vllm"}
     for variables, words in (
         ({"OMP_NUM_THREADS": "1", "OMP_PLACES": "{0 1}"}, "OMP_NUM_THREADS=1 OMP_PLACES='{0 1}'"),
@@ -285,8 +289,8 @@ def test_the_environment_of_timed_steps_stands_beside_an_export(tmp_path: Path) 
         environment: Any = run.manifest.environment | {"engine": variables}
         config = run.manifest.config | {"costs": run.manifest.config["costs"] | costs, "vllm": {"python": "python"}}
         altered(run, environment=environment, config=config)
-        assert words in run.manifest.timed_with
-        assert run.manifest.timed_with in export(RunDraft(run, "small"), "vllm-config", gamma=2).notes
+        assert words in run.manifest.timed_in
+        assert run.manifest.timed_in in export(RunDraft(run, "small"), "vllm-config", gamma=2).notes
 
 
 def test_a_budget_without_time_for_every_engine_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -466,6 +470,7 @@ def test_a_wrong_engine_is_found_before_weights_are_loaded(
         (None, {}, "continuation.writer vllm needs vllm.python or vllm.url"),
         ({"url": "http://127.0.0.1:1"}, {"source": "vllm"}, "costs.source vllm needs vllm.python"),
         ({}, {}, "needs python, to start vLLM"),
+        ({"url": "http://a", "env": {"HF_TOKEN": "hf_x"}}, {}, "must not hold 'HF_TOKEN', which the run would keep"),
         ({"url": "file:///etc/passwd"}, {}, "String should match pattern"),
     ],
 )
@@ -583,6 +588,10 @@ def test_a_server_that_cannot_help_is_refused(
         list(VllmServer(VllmOptions(url=url), url).write([{"ids": [1], "max_tokens": 1}], 1))
     assert words in error.value.message
     assert "secret" not in error.value.message + error.value.hint
+    answers["/metrics"] = 404
+    with pytest.raises(EngineFailed) as error:
+        fetched(url, "/metrics")
+    assert "--enable-metrics" in error.value.hint
 
 
 @pytest.mark.loopback

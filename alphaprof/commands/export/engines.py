@@ -209,7 +209,7 @@ def _assumptions(scope: ExportScope, served: ServedDraft) -> Iterator[str]:
     if served.schedule is not None and scope.costs is not None:
         basis = f"{scope.costs.basis}, at {_timed(scope)}, interpolated in between"
         yield f"gamma by concurrency, {basis}; 0: no gamma is faster"
-    if timed := scope.side.run.manifest.timed_with:
+    if timed := scope.side.run.manifest.timed_in:
         yield timed
 
 

@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, ClassVar
 
 from alphaprof.errors import ColumnMissing, DataEmpty, DataUnreadable, OptionInvalid, cut
 from alphaprof.profiling.engine.pages import (
-    ENGINES,
+    ADDRESS,
+    APART,
     ROUNDS,
-    Labels,
+    SERVERS,
     Page,
     ServerTraffic,
-    engine_of,
     read_pages,
+    require_one_server,
     rises_between,
+    rounds_in,
+    server_of,
     sums_of,
     traffic_of,
+    value_of,
     watch,
 )
 from alphaprof.render import format as fmt
@@ -29,9 +33,6 @@ from alphaprof.version import __version__
 
 if TYPE_CHECKING:
     from alphaprof.profiling.shard import Progress  # loads torch
-
-# Labels that tell servers apart, the kind of engine first; a federation may rename two. Engines of one server are added up.
-APART = ("kind", "model_name", "job", "instance", "exported_job", "exported_instance")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def counters(places: Sequence[str], seconds: float, labels: Sequence[str], progr
     """Return what one or two saved pages say, or those of a server's address that is polled for some seconds; `labels`: see
     `counters_of`. Raises what `read_pages` and `counters_of` do.
     """
-    if len(places) == 1 and places[0].startswith(("http://", "https://")):
+    if len(places) == 1 and places[0].startswith(ADDRESS):
         progress.start(f"reading {places[0]}", round(seconds), "s")
         return counters_of(*watch(places[0], seconds, progress.advance), labels=labels)
     return counters_of(read_pages(places), labels=labels)
@@ -156,7 +157,7 @@ def counters_of(pages: Sequence[Page], seconds: float | None = None, labels: Seq
         asked[name].add(value)
 
     def chosen(page: Page) -> Page:
-        return {key: each for key, each in page.items() if all(_value(key, name) in asked[name] for name in asked)}
+        return {key: each for key, each in page.items() if all(value_of(key, name) in asked[name] for name in asked)}
 
     pages = pages if len(pages) > 1 else [{}, *pages]
     if pages[0] and not pages[0].keys() & pages[-1].keys():
@@ -164,14 +165,11 @@ def counters_of(pages: Sequence[Page], seconds: float | None = None, labels: Seq
     rises, reset = rises_between(chosen(pages[0]), chosen(pages[-1]))
     rose = [key for key, rise in rises.items() if rise > 0]
     if asked and not rose:
-        known = sorted({f"{name}={_value(key, name)}" for page in pages for key in page for name in (*APART, *dict(key[2]))})
+        known = sorted(
+            {f"{name}={value_of(key, name)}" for page in pages for key in page for name in (*APART, *dict(key[2]))}
+        )
         raise OptionInvalid("nothing that was counted has these labels", f"the pages have {cut(', '.join(known), 300)}")
-    for name in APART:
-        values = sorted({_value(key, name) for key in rose})
-        if len(values) > 1 and name not in asked:
-            servers = fmt.many(len(values), name.removesuffix("_name").replace("_", " "))
-            problem = f"the pages count {servers}: {cut(', '.join(values))}"
-            raise DataUnreadable(problem, f"choose one, or name several: --label {name}={values[0]}")
+    require_one_server(rose, "the pages count", "choose one, or name several: --label {}={}", asked)
     page = {key: rise for key, rise in rises.items() if not rose or key[0] == rose[0][0]}
     traffic = traffic_of(page, [rises_between(*map(chosen, pair))[0] for pair in pairwise(pages)], seconds)
     speculation = _speculation(page)
@@ -180,21 +178,13 @@ def counters_of(pages: Sequence[Page], seconds: float | None = None, labels: Seq
         raise DataEmpty("nothing was decoded between the readings", hint)
     return Counters(
         alphaprof=__version__,
-        server=engine_of(page),
-        target=next((_value(key, "model_name") for key in rose), "") or None,
+        server=server_of(page),
+        target=next((value_of(key, "model_name") for key in rose), "") or None,
         engines=len({dict(key[2]).get("engine") for key in page}),
         traffic=traffic,
         speculation=speculation,
-        reset=tuple(sorted({_source(labels) for labels in reset})),
+        reset=tuple(sorted(" ".join(value for _, value in labels) or "the server" for labels in reset)),
     )
-
-
-def _value(key: tuple[str, str, Labels], name: str) -> str:
-    return key[0] if name == "kind" else dict(key[2]).get(name, "")
-
-
-def _source(labels: Labels) -> str:
-    return " ".join(value for _, value in labels) or "the server"
 
 
 def _speculation(page: Page) -> CountedRounds | None:
@@ -204,21 +194,14 @@ def _speculation(page: Page) -> CountedRounds | None:
     sums, kind = sums_of(page), min((engine for engine, _, _ in page), default="")
     if not {"rounds", "emitted", "drafted", "accepted"} & sums.keys():
         if sums.get("length"):
-            problem = f"{ENGINES[kind]} averages its last steps (spec_accept_length), and has no {ROUNDS[kind]}"
+            problem = f"{SERVERS[kind]} averages its last steps (spec_accept_length), and has no {ROUNDS[kind]}"
             raise ColumnMissing(problem, "update SGLang, or import logged requests: alphaprof import sglang")
         return None
     every = "emitted" in sums and "rounds" not in sums
-    rounds = sums.get("rounds", sums["emitted"] - sums["accepted"] if every else None)
-    # SGLang counts no accepted tokens: prefill writes the first of a request, and a round one more than it accepts.
-    accepted = sums["written"] - sums["requests"] - (rounds or 0.0) if kind == "sglang" else sums["accepted"]
-    drafted, positions = sums.get("drafted"), [name for name in sums if name.startswith("position ")]
-    places = [sums[f"position {place}"] for place in range(len(positions))]
+    rounds, accepted, gamma, places = rounds_in(sums, kind)
+    drafted = sums.get("drafted")
     if not rounds and not drafted:
         return None
-    gamma = len(places) if places and kind == "vllm" else None
-    if gamma is None and rounds:
-        gamma = max(len(places), int(sums["steps"]), math.ceil((drafted or 0.0) / rounds - 1e-9)) or None
-        places += [0.0] * ((gamma or 0) - len(places)) if places else []
     counted, by_position = round(rounds) if rounds is not None else None, [round(count) for count in places]
     falls = counted is None or all(later <= earlier for earlier, later in pairwise((counted, *by_position)))
     placed = not places or abs(sum(places) - accepted) < 0.5

@@ -44,13 +44,13 @@ from alphaprof.run.writer import RunWriter
 from alphaprof.version import __version__
 
 MOST_DOMAINS = 200  # more are no domains
-ENGINES = {"vLLM": vllm, "SGLang": sglang}  # what reads the answers of a line, and the request of an answer
+READERS = {"vLLM": vllm, "SGLang": sglang}  # what reads the answers of a line, and the request of an answer
 DECIDED = ("decision.rule=", "costs.source=roofline")  # the rule is the engine's, and shapes are not known
 
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What `alphaprof import` is asked for. `engine`: a name of `ENGINES`; `sampling` None: greedily; `gamma` None: what the
+    """What `alphaprof import` is asked for. `engine`: a name of `READERS`; `sampling` None: greedily; `gamma` None: what the
     metrics say; `target` None: the model of the responses; `domains`: one name for all files, or one for each; `domain_key`,
     `cluster_key`: fields of the lines; `drafting`: see `run.manifest.Imported`.
     """
@@ -144,7 +144,7 @@ def require_fitting_options(asked: ImportRequest) -> None:
 
 
 def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> None:
-    engine = ENGINES[asked.engine]
+    engine = READERS[asked.engine]
     for line in json_lines(path, read.digest.update):
         for answer in engine.answers_of(line):
             try:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from alphaprof.config.options import SECRET
 from alphaprof.errors import EngineFailed, cut, shown
 from alphaprof.profiling.engine.server import Prompt, command_of, server_version
 
@@ -30,7 +31,7 @@ DEFAULTS = {  # of the subprocess, in which the engine is stepped
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 STEPPED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # else the engine is in another process than its caller
-MATTERS = re.compile(r"(OMP|KMP|GOMP|MKL|NUMBA|VLLM)_(?!.*(KEY|TOKEN))")  # variables that steps depend on; keys are nobody's
+MATTERS = re.compile(rf"(OMP|KMP|GOMP|MKL|NUMBA|VLLM)_(?!.*{SECRET})")  # variables that steps depend on; keys are nobody's
 IMPORT_S = 300  # within which a python imports vLLM, on a slow disk too
 
 

@@ -7,8 +7,10 @@ happened between them; what logs and results count stands for itself. Names are 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
+import io
 import itertools
 import json
 import math
@@ -16,7 +18,7 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +28,13 @@ from alphaprof.errors import ColumnMissing, DataUnreadable, OptionInvalid, cut, 
 from alphaprof.profiling.engine.server import fetched
 
 Labels = tuple[tuple[str, str], ...]
-Page = dict[tuple[str, str, Labels], float]  # by engine (a key of ENGINES), name (a value of NAMES) and labels
+Key = tuple[str, str, Labels]  # engine (a key of SERVERS), name (a value of NAMES) and labels
+Page = dict[Key, float]
 SAVE = "curl -s SERVER/metrics"
 FIRST_LOOK = "take a first look at its sums: alphaprof import prometheus FILE"
 GZIP = b"\x1f\x8b"  # how a compressed file begins
 EVERY_S = 5  # between two readings of a server
-ENGINES = {
+SERVERS = {
     "vllm": "vLLM",
     "sglang": "SGLang",
     "llamacpp": "llama.cpp",
@@ -70,7 +73,11 @@ NAMES = {
 }
 GAP = "ms between tokens"
 GAUGES = ("steps", "length")
+MOST = 1000  # drafts of a round; counts of more contradict each other
+ADDRESS = ("http://", "https://")
 IN_SOURCE = ("position", "le")  # labels within one source of counters
+# Labels that tell servers apart, the kind of engine first; a federation may rename two. Engines of one server are added up.
+APART = ("kind", "model_name", "job", "instance", "exported_job", "exported_instance")
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,13 @@ class Format:
     next: str = ""
 
 
+NUMBER = r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+NUMBERS = rf"{NUMBER}(?:, *{NUMBER})*"
+
+
 def _fields(**names: str) -> str:
     """Match JSON fields, or those of a dictionary as Python prints it, in any order."""
-    return "".join(f"(?=.*[\"']{name}[\"']: *(?P<{group}>[\\d.]+))" for group, name in names.items())
+    return "".join(f"(?=.*[\"']{name}[\"']: *(?P<{group}>{NUMBER}))" for group, name in names.items())
 
 
 BENCH = _fields(rounds="spec_decode_num_drafts", drafted="spec_decode_draft_tokens", accepted="spec_decode_accepted_tokens")
@@ -100,32 +111,32 @@ FORMATS = (
     Format(
         "vllm",
         "the log of a vLLM server",
-        r".*SpecDecoding metrics: .*Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens"
-        r"(?:, Per-position acceptance rate: (?P<rates>[\d., ]+\d))?",
+        r"(?>.*?SpecDecoding metrics: )(?>.*?Accepted: )(?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens"
+        rf"(?:, Per-position acceptance rate: (?P<rates>{NUMBERS}))?",
     ),
     Format(
         "vllm",
         RUNNING,
-        r".*speculative tokens: (?P<steps>\d+), .*accepted tokens: (?P<accepted>\d+), .*draft tokens: (?P<drafted>\d+), .*"
-        r"emitted tokens: (?P<emitted>\d+)",
+        r"(?>.*?speculative tokens: )(?P<steps>\d+), (?>.*?accepted tokens: )(?P<accepted>\d+), (?>.*?draft tokens: )"
+        r"(?P<drafted>\d+), (?>.*?emitted tokens: )(?P<emitted>\d+)",
     ),
     Format(
         "vllm",
         "a result of vllm bench serve",
-        BENCH + r'(?:.*"spec_decode_per_position_acceptance_rates": *\[(?P<rates>[\d., ]+)\])?',
+        BENCH + rf'(?:.*"spec_decode_per_position_acceptance_rates": *\[(?P<rates>{NUMBERS})\])?',
     ),
     Format("vllm", "an answer of vLLM", '.*"acceptance_histogram"', "import it: alphaprof import vllm FILE"),
     Format(
         "llamacpp",
         "the log of a llama.cpp server",
-        r".*draft acceptance(?: rate)? = [\d.]+ \( *(?P<accepted>\d+) accepted / *(?P<drafted>\d+) generated\)"
-        r"(?:.*acceptance rate per position = \((?P<rates>[\d., ]+)\))?",
+        r"(?>.*?draft acceptance(?: rate)? = )[\d.]+ \( *(?P<accepted>\d+) accepted / *(?P<drafted>\d+) generated\)"
+        rf"(?:.*acceptance rate per position = \((?P<rates>{NUMBERS})\))?",
     ),
     Format("llamacpp", "an answer with timings of llama.cpp", LLAMA + r'(?:.*"draft_rounds": *(?P<rounds>\d+))?'),
     Format(
         "sglang",
         "an answer of SGLang",
-        ".*spec_(correct_drafts|accept)_histogram",
+        ".*[\"']spec_(correct_drafts|accept)_histogram[\"']",
         "import it: alphaprof import sglang FILE; of a server's log, its metrics page",
     ),
     Format(
@@ -155,20 +166,22 @@ FORMATS = (
 )
 
 
+COUNTS = re.compile("[Aa]ccept|draft|spec_|guidellm|output_sequence")  # part of every sign, and of few lines of a log
+
+
 def format_of(text: str) -> Format | None:
     """Return the kind of file that a line is of; None: none that is known."""
-    return next((each for each in FORMATS if re.match(each.sign, text)), None)
+    return next((each for each in FORMATS if re.match(each.sign, text)), None) if COUNTS.search(text) else None
 
 
 def sums_in(content: bytes, where: str) -> Page | None:
     """Return what the lines of a log, of answers or of a result add up to; None if none is of a known kind. Raises
     `DataUnreadable` for a kind that is not read.
     """
-    text = content.decode("utf-8-sig", errors="replace")
-    lines: Sequence[str] = text.split("\n")
-    if text.lstrip()[:1] in ("{", "["):
-        with contextlib.suppress(ValueError):  # one text, over several lines
-            whole = json.loads(text)
+    lines: Iterable[str] = (line.decode(errors="replace") for line in io.BytesIO(content))  # a log may be large
+    if content.lstrip()[:1] in (b"{", b"["):
+        with contextlib.suppress(ValueError, RecursionError):  # one text, over several lines
+            whole = json.loads(content)
             lines = [json.dumps(each) for each in (whole if isinstance(whole, list) else [whole])]
     page: Page = {}
     named: Format | None = None
@@ -198,7 +211,7 @@ def _counted(match: re.Match[str] | None) -> dict[tuple[str, int], float]:
         counts["emitted"] = counts.pop("answered") - 1
     if "written" in counts:
         counts["requests"] = 1.0
-    rates = [float(each) for each in named.get("rates", "").split(",") if each.strip()]
+    rates = [float(each) for each in named["rates"].split(",")] if "rates" in named else []
     if rates:
         full = counts["drafted"] / len(rates)
         near = counts["accepted"] / sum(rates) if any(rates) else full
@@ -217,6 +230,7 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
 
     try:
         content = gzip.decompress(content) if content.startswith(GZIP) else content
+        content = content.removeprefix(codecs.BOM_UTF8)
     except (OSError, EOFError, zlib.error) as error:
         raise DataUnreadable(f"{where} is compressed, and damaged: {error}", "copy it again") from None
     if sums := sums_in(content, where):
@@ -230,7 +244,9 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
     try:
         families = text_string_to_metric_families(content.decode())
         for sample in itertools.chain.from_iterable(family.samples for family in families):
-            if (named := SERIES.match(sample.name)) and (name := NAMES.get(named[2])):
+            named = SERIES.match(sample.name) if math.isfinite(sample.value) else None
+            if named and (name := NAMES.get(named[2])):
+                float(sample.labels.get("le", 0.0))  # raises for a bound that is no number
                 found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
     except (ValueError, IndexError) as error:  # the parser has no errors of its own
         problem = f"{where} is not a metrics page: {shown(str(error))}"
@@ -247,16 +263,15 @@ def read_pages(places: Sequence[str]) -> list[Page]:
     contents = list[bytes]()
     for place in places:
         try:
-            contents.append(fetched(place, "/metrics") if place.startswith("http") else Path(place).read_bytes())
+            contents.append(fetched(place, "/metrics") if place.startswith(ADDRESS) else Path(place).read_bytes())
         except OSError as error:
             raise DataUnreadable(f"cannot read {cut(place)}: {error.strerror}", f"save the page: {SAVE}") from None
     return [page_of(each, cut(place), len(places) == 1) for each, place in zip(contents, places, strict=True)]
 
 
-def read(places: Sequence[str]) -> Page:
-    """Return the counters of one page, or how far they rose to the second of two. Raises as `read_pages` does."""
-    pages = read_pages(places)
-    return rises_between(*([{}, *pages][-2:]))[0]
+def read(places: Sequence[str]) -> tuple[Page, set[Labels]]:
+    """Return what `rises_between` does, of one page since the start. Raises as `read_pages` does."""
+    return rises_between(*([{}, *read_pages(places)][-2:]))
 
 
 def source_of(labels: Labels) -> Labels:
@@ -269,11 +284,11 @@ def rises_between(first: Page, second: Page) -> tuple[Page, set[Labels]]:
     created anew, counts from 0, as what the first page lacks does. Raises `DataUnreadable` for pages in the wrong order.
     """
     fell = {key for key, value in first.items() if key[1] not in GAUGES and second.get(key, value) < value}
-    created = {key for key, value in first.items() if key[1].endswith(" created") and second.get(key) != value}
+    created = {key for key, value in first.items() if key[1].endswith(" created") and second.get(key, value) != value}
     for engine, name, labels in sorted(fell):
         key = (engine, f"{name} created", labels)
         if key in first and first[key] == second.get(key):
-            problem = f"{name} of {dict(labels).get('model_name', engine)} fell, and {ENGINES[engine]} did not restart"
+            problem = f"{name} of {value_of(key, 'model_name') or engine} fell, and {SERVERS[engine]} did not restart"
             raise DataUnreadable(f"{problem}: the pages are not from one server run", "check the order of the files")
     reset = {source_of(labels) for _, _, labels in fell | created}
     kept = {key: 0.0 if key[1] in GAUGES or source_of(key[2]) in reset else value for key, value in first.items()}
@@ -314,14 +329,24 @@ class ServerTraffic:
     queue_ms: float | None  # of which it waited
 
 
-def engine_of(page: Page) -> str:
-    """Return the name of the engine of a page."""
-    return ENGINES[min(engine for engine, _, _ in page)]
+def server_of(page: Page) -> str:
+    """Return the name of the engine that wrote a page."""
+    return SERVERS[min(engine for engine, _, _ in page)]
 
 
-def model_of(labels: Labels) -> str:
-    """Return the model that a counter belongs to; empty if it does not say."""
-    return dict(labels).get("model_name", "")
+def value_of(key: Key, name: str) -> str:
+    """Return the value of a label of a counter, or its `kind` of engine; empty if it does not say."""
+    return key[0] if name == "kind" else dict(key[2]).get(name, "")
+
+
+def require_one_server(keys: Iterable[Key], where: str, hint: str, chosen: Container[str] = ()) -> None:
+    """Raise `DataUnreadable` if counters are those of several servers, by labels that are not `chosen`."""
+    keys = list(keys)
+    for name in APART:
+        values = sorted({value_of(key, name) for key in keys})
+        if len(values) > 1 and name not in chosen:
+            number = f"{len(values)} {name.removesuffix('_name').replace('_', ' ')}s"
+            raise DataUnreadable(f"{where} {number}: {cut(', '.join(values))}", hint.format(name, values[0]))
 
 
 def sums_of(page: Page, model: str | None = None) -> defaultdict[str, float]:
@@ -329,12 +354,30 @@ def sums_of(page: Page, model: str | None = None) -> defaultdict[str, float]:
     0", "gap_bucket 0.1". Of gauges the largest.
     """
     sums = defaultdict[str, float](float)
-    for (_, name, labels), value in page.items():
-        if model in (None, model_of(labels)):
-            about = dict(labels)
-            full = " ".join(filter(None, (name, about.get("position"), about.get("le"))))
-            sums[full] = max(sums[full], value) if name in GAUGES else sums[full] + value
+    for key, value in page.items():
+        if model in (None, value_of(key, "model_name")):
+            full = " ".join(filter(None, (key[1], *(value_of(key, name) for name in IN_SOURCE))))
+            sums[full] = max(sums[full], value) if key[1] in GAUGES else sums[full] + value
     return sums
+
+
+def rounds_in(sums: Mapping[str, float], engine: str) -> tuple[float | None, float, int | None, list[float]]:
+    """Return the rounds that an engine's counters tell (None: nothing does), accepted drafts, the most that a round drafts
+    (None: unknown), and the rounds that accepted the first 1, 2, ... drafts (empty: not counted by depth).
+    """
+    rounds, accepted, places = sums.get("rounds"), sums.get("accepted", 0.0), list[float]()
+    every = rounds is None and "emitted" in sums
+    if every:  # each emits one token more than it accepts
+        rounds = sums["emitted"] - accepted
+    if engine == "sglang":  # which counts no accepted tokens: prefill writes the first of a request
+        accepted = sums.get("written", 0.0) - sums.get("requests", 0.0) - (rounds or 0.0)
+    number = sum(name.startswith("position ") for name in sums)
+    gamma = max(number, int(sums.get("steps", 0.0)))
+    if rounds and not (number if engine == "vllm" else every):  # vLLM counts all positions; else some draft nothing
+        gamma = max(gamma, math.ceil(min(sums.get("drafted", 0.0) / rounds, MOST) - 1e-9))
+    if number:  # a position that never occurred may be missing
+        places = [sums.get(f"position {place}", 0.0) for place in range(gamma)]
+    return rounds, accepted, gamma or None, places
 
 
 def times_of(sums: Mapping[str, float]) -> dict[str, float | None]:
@@ -370,7 +413,7 @@ def traffic_of(page: Page, windows: Sequence[Page], seconds: float | None) -> Se
     return ServerTraffic(
         seconds=seconds,
         requests=int(sums.get("ended_count", sums.get("requests", 0.0))),
-        prompt_tokens=mean({"prompt_sum": sums.get("prompt", 0.0), "prompt_count": sums.get("requests", 0.0)}, "prompt"),
+        prompt_tokens=sums["prompt"] / sums["requests"] if "prompt" in sums and sums["requests"] else None,
         written_tokens=mean(sums, "ended"),
         steps=int(steps) if steps else None,
         sequences=(gaps + firsts) / steps if steps else None,

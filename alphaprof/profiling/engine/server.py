@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 KEY = "VLLM_API_KEY"  # the environment variable that `vllm serve` reads as well
 WRITTEN_S, ANSWER_S = 3600, 30  # seconds after which a request for a text, and any other one, has failed
 Prompt = Mapping[str, Any]  # ids, max_tokens, and settings of vLLM's SamplingParams
+# Options of a server that hold secrets, with their values: the arguments of a process that is given them are public.
+SECRETS = re.compile(r"(?:^|(?<=\0))--(?:api|hf)[-_](?:key|token)(?:[=\0](?!--)[^\0]*)*(?:\0|$)")
 SERVES = re.compile(r"(?:vllm\0serve|vllm\.entrypoints\.\w+(?:\.\w+)*)\0")  # in a command, before the options of a server
 
 
@@ -91,6 +93,8 @@ def fetched(url: str, path: str, content: Mapping[str, Any] | None = None, secon
         with error:
             said = cut(error.read(TEXT).decode(errors="replace"))
         hint = f"set {KEY} to the server's key" if error.code in (401, 403) else "see the server's log"
+        if path == "/metrics" and error.code in (404, 501):
+            hint = "start SGLang with --enable-metrics, llama.cpp with --metrics"
         raise EngineFailed(f"{url} answers {path} with {error.code}: {said}", hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
@@ -105,7 +109,7 @@ def command_of(url: str) -> tuple[list[str], dict[str, str]]:
     for path in Path("/proc").glob("[0-9]*/cmdline") if place.hostname in ("127.0.0.1", "localhost", "::1") else ():
         with contextlib.suppress(OSError, UnicodeDecodeError):
             started, _, rest = SERVES.sub("\n", path.read_bytes().decode().rstrip("\0"), count=1).partition("\n")
-            words = rest.split("\0") if rest else []
+            words = SECRETS.sub("", rest).rstrip("\0").split("\0") if rest else []
             words = words if not words or words[0].startswith("--") else ["--model", *words]
             if started and words and _options(words).get("port", "8000") == str(place.port):
                 pairs = path.with_name("environ").read_bytes().decode().rstrip("\0").split("\0")
@@ -120,4 +124,5 @@ def arguments_of(url: str) -> dict[str, str]:
 
 def _options(words: Sequence[str]) -> dict[str, str]:
     joined = re.sub(r"\0(?!--)", "=", "\0".join(words)).split("\0")
-    return {name: value for name, _, value in (each[2:].partition("=") for each in joined) if name}
+    pairs = (each[2:].partition("=") for each in joined)
+    return {name.replace("_", "-"): value for name, _, value in pairs if name}  # vLLM takes either spelling
