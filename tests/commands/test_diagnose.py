@@ -348,7 +348,7 @@ def test_answers_that_do_not_tell_gamma_need_it(side: RunDraft, tmp_path: Path) 
     path.write_text(json.dumps({"timings": {"predicted_n": 61, "draft_n": 75, "draft_n_accepted": 36}}))
     code, text = failure(invoke("diagnose", side.label, path))
     assert (code, "does not tell how many tokens a round drafts" in text, "--gamma N" in text) == (2, True, True)
-    assert (diagnose(side, [str(path)], gamma=3).gamma, diagnose(side, [str(path)], gamma=3).rounds) == (3, 24)
+    assert (diagnose(side, [str(path)], gamma=3).gamma, diagnose(side, [str(path)], gamma=3).rounds) == (3, 25)
 
 
 def test_counters_that_were_reset_or_came_late_count_from_zero(side: RunDraft, tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ FILES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "vllm bench serve": (json.dumps(BENCH, indent=1), ("vLLM", 43, 129, 10, [4, 3, 3])),
     "llama.cpp's log": (LLAMA.format("", PLACED) * 2, ("llama.cpp", 20, 40, 22, [14, 8])),
     "its earlier log": (LLAMA.format(" rate", ""), ("llama.cpp", None, 20, 11, [])),
-    "llama.cpp's answers": ((json.dumps({"id": "a", "timings": TIMINGS}) + "\n") * 2, ("llama.cpp", 6, 24, 10, [])),
+    "llama.cpp's answers": ((json.dumps({"id": "a", "timings": TIMINGS}) + "\n") * 2, ("llama.cpp", 8, 24, 10, [])),
     "numbers that end in others": (
         FINISH.replace("6}}", "6.0.1}}"),
         ("SGLang", 6, None, 9, []),
@@ -360,11 +360,11 @@ def test_files_without_sums_are_named(content: str | bytes, words: str, tmp_path
 
 
 def test_rounds_without_a_draft_do_not_tell_gamma(tmp_path: Path) -> None:
-    """24 rounds of 75 drafted tokens may have been up to 3 or to 16 at a time."""
+    """25 rounds of 75 drafted tokens may have been up to 3 or to 16 at a time."""
     path = tmp_path / "file"
     path.write_text(json.dumps({"timings": {"predicted_n": 61, "draft_n": 75, "draft_n_accepted": 36}}))
     found = speculation(counted([path]))
-    assert (found.gamma, found.drafts, found.acceptance_length) == (None, 24, 2.5)
+    assert (found.gamma, found.drafts, found.acceptance_length) == (None, 25, 2.44)
     assert "gamma" not in invoke("import", "prometheus", path).stdout.splitlines()[0]
 
 

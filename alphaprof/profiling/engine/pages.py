@@ -83,7 +83,7 @@ APART = ("kind", "model_name", "job", "instance", "exported_job", "exported_inst
 @dataclass(frozen=True)
 class Format:
     """A kind of file. `sign` matches a line that counts; its groups are names of pages, and `rates` (accepted at each depth,
-    as shares of rounds), `rejected` and `answered` (tokens of one answer, the first of which is of no round). `next`: what
+    as shares of rounds), `rejected` and `answered` (tokens of one answer, whose first is of no round). `next`: what
     to do with a kind that is recognized and not read.
     """
 
@@ -103,7 +103,7 @@ def _fields(**names: str) -> str:
 
 
 BENCH = _fields(rounds="spec_decode_num_drafts", drafted="spec_decode_draft_tokens", accepted="spec_decode_accepted_tokens")
-LLAMA = _fields(drafted="draft_n", accepted="draft_n_accepted", answered="predicted_n")
+LLAMA = _fields(drafted="draft_n", accepted="draft_n_accepted", emitted="predicted_n")
 USAGE = _fields(accepted="accepted_prediction_tokens", rejected="rejected_prediction_tokens", answered="completion_tokens")
 RUNNING = "the log of a vLLM server (engine V0)"  # whose lines count from the start of the server
 NOT_READ = "take the counts where they come from: a metrics page, or logged answers (docs/import.md)"
