@@ -42,7 +42,8 @@ fi
 } > "$out"
 failed=0
 check() {  # engine, version in the table, folder of its package (none: installed)
-  PYTHONPATH=${3:+$folder/$3} "$folder/env/bin/python" scripts/engine_conformance.py "$1" "$folder/cases" "$2" >> "$out" || failed=1
+  PYTHONPATH=${3:+$folder/$3} "$folder/env/bin/python" scripts/engine_conformance.py "$1" "$folder/cases" "$2" > "$folder/said" || failed=1
+  grep -Ev '^(INFO|WARNING) ' "$folder/said" >> "$out"  # the engine's own log
 }
 check vllm 0.33 vllm-0.33.0
 check vllm 0.32 ""

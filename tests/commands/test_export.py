@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from alphaprof.cli.exchange import ExportFormat
-from alphaprof.commands.export.engines import WRITERS, export
+from alphaprof.commands.export.engines import WRITERS, Schedule, export, trtllm_schedule
 from alphaprof.commands.export.formats import ABOUT, LENGTHS, RATES, TEXTS
 from alphaprof.commands.export.rates import GammaRates, by_depth, export_lengths, export_rates, rates_at
 from alphaprof.commands.export.scope import scope_of
@@ -342,6 +342,23 @@ def test_a_schedule_begins_at_one_sequence_and_warns_where_it_goes_on_untimed(ru
     schedule = json.loads(found.text)["num_speculative_tokens_per_batch_size"]
     assert (schedule[0][0], schedule[-1][1:]) == (1, [7, 1])
     assert any("uses gamma 1 beyond 7 sequences" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "lengths"),
+    [
+        (((1, 3, 5), (4, 16, 3), (17, 32, 0)), {3: 5, 16: 3}),
+        (((1, 4, 4), (5, 8, 0), (9, 32, 2)), {4: 4, 8: 0, 32: 2}),
+        (((1, 4, 2), (5, 8, 3)), None),  # refused there: the smallest batch has max_draft_len
+        (((1, 4, 0), (5, 8, 0)), None),
+    ],
+)
+def test_tensorrt_llm_has_the_same_schedule(schedule: Schedule, lengths: dict[int, int] | None) -> None:
+    """By the last batch size of each length, and none beyond: as its `get_draft_len_for_batch_size` reads it."""
+    assert trtllm_schedule(schedule) == lengths
+    for size in range(1, 40) if lengths else ():
+        theirs = next((length for last, length in lengths.items() if size <= last), 0)
+        assert theirs == next((gamma for first, last, gamma in schedule if first <= size <= last), 0)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

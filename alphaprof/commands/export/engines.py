@@ -84,6 +84,15 @@ def sglang_adaptive(served: ServedDraft) -> str:
     return "{\n" + ",\n".join(f'  "{first}": {json.dumps(entry)}' for first, entry in steps.items()) + "\n}\n"
 
 
+def trtllm_schedule(schedule: Schedule) -> dict[int, int] | None:
+    """Return TensorRT-LLM's `draft_len_schedule`: gamma by the last batch size that has it, and no drafts beyond. None if
+    the smallest batch has not the largest gamma, which its validator wants.
+    """
+    used = max((number for number, (_, _, gamma) in enumerate(schedule, 1) if gamma), default=0)
+    found = {last: gamma for _, last, gamma in schedule[:used]}
+    return found if found and next(iter(found.values())) == max(found.values()) else None
+
+
 def llamacpp_args(served: ServedDraft) -> str:
     """Return arguments of llama-server and llama-cli, quoted for a shell."""
     words = ["--spec-type", served.method.name]
@@ -209,6 +218,8 @@ def _assumptions(scope: ExportScope, served: ServedDraft) -> Iterator[str]:
     if served.schedule is not None and scope.costs is not None:
         basis = f"{scope.costs.basis}, at {_timed(scope)}, interpolated in between"
         yield f"gamma by concurrency, {basis}; 0: no gamma is faster"
+        if lengths := trtllm_schedule(served.schedule):
+            yield f"the same for TensorRT-LLM: max_draft_len {max(lengths.values())}, draft_len_schedule {lengths}"
     if timed := scope.side.run.manifest.timed_in:
         yield timed
 
