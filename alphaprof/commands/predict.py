@@ -510,7 +510,8 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
     whose = "" if computed is None else f" by a roofline of {computed.devices}"
     yield f"{gamma}: {_speedup_cell(best)}{whose}, decoding {change} if these inputs hold"
     if computed is not None and not computed.fits:
-        yield f"weights and caches of {computed.batch} do not fit in the memory of {computed.devices}: give more with --tp"
+        caches = f"caches of {fmt.many(computed.batch, 'sequence')}"
+        yield f"target and {caches} do not fit in the memory of {computed.devices}: raise --tp"
     elif computed is not None and computed.batch > 1:
         place = (computed.batch, computed.context)
         (asked,) = (each for each in prediction.loads if (each.concurrency, each.context) == place)

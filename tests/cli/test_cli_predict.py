@@ -194,7 +194,7 @@ def test_a_model_card_and_two_configs_give_a_speedup_with_its_interval(console_s
     assert elsewhere["gammas"][0]["high"] / elsewhere["gammas"][0]["speedup"] == pytest.approx(1.25**2)
 
 
-def test_the_gamma_of_every_load_comes_first(console_script: Runner) -> None:
+def test_the_gamma_of_every_load_comes_first(console_script: Runner, tmp_path: Path) -> None:
     """Each load is that of a prediction of its own; neighbors share a gamma that is not surely slower."""
     rates = ("--rates", "0.5,0.2,0.1", "--accelerator", "a100-80gb")
     found = json.loads(printed(console_script, *CARD, *rates, "--format", "json"))
@@ -220,6 +220,9 @@ def test_the_gamma_of_every_load_comes_first(console_script: Runner) -> None:
     assert text.startswith("eagle3 by a roofline of a100-80gb: best gamma, speedup of decoding / of throughput")
     assert "n/a: no step times there, or its caches exceed the memory" in text
     assert f"throughput: {loads[8, 1024]['throughput']['value']:.2f}x [" in text
+    large = on_files(tmp_path, TARGET | {"num_hidden_layers": 400}, EAGLE3, alpha=0.7, gamma=3)
+    assert "target and caches of 1 sequence do not fit in the memory of h200: raise --tp" in printed(console_script, *large)
+    assert "do not fit" not in printed(console_script, *large, "--tp", "2")
     never = printed(console_script, *CARD, "--rates", "0.02")
     assert "off: decoding is faster without the draft" in never
     assert "throughput: 0" not in never

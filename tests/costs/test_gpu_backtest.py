@@ -249,6 +249,27 @@ def test_a_quantized_target_is_off_its_ground() -> None:
         assert found == 1.25**2
         assert "quantized" in words
     assert accuracy(VLLM, 1, 600, dataclasses.replace(target, weight_bytes=4.0))[0] == 1.15
+    mixture, h200 = shapes("qwen3-30b-a3b")[0], (SGLANG, 1, 600)
+    assert accuracy(*h200, mixture)[0] == 1.25
+    assert "quantized" in accuracy(*h200, dataclasses.replace(mixture, expert_bytes=0.5))[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_step", "why"),
+    [
+        ({"window": 128, "window_elements": 1.0}, True, "attend to all of the context, and this one does not"),
+        ({"state_bytes": 1.0}, True, "attend to all of the context, and this one does not"),
+        ({}, False, "heads that draft token by token"),
+    ],
+)
+def test_a_reason_names_what_is_unlike_published_rounds(changes: dict[str, Any], by_step: bool, why: str) -> None:
+    """And not numbers that nobody changed."""
+    found, words = accuracy(VLLM, 1, 600, dataclasses.replace(shapes("llama-3.1-8b")[0], **changes), by_step=by_step)
+    assert (found, why in words, "you" in words) == (1.25**2, True, False)
+    assert (
+        "you set weight_bytes and kv_bytes"
+        in accuracy(VLLM.model_copy(update={"weight_bytes": 1.0, "kv_bytes": 1.0}), 1, 1)[1]
+    )
 
 
 def test_regimes_that_no_constant_describes_are_named_with_what_to_measure() -> None:
