@@ -72,9 +72,7 @@ def layers_of(config: Mapping[str, Any]) -> list[Layer]:
     own = {int(key): settings for key, settings in (config.get("per_layer_config") or {}).items()}
     for index in range(number):
         layer, config = Layer(), {**whole, **own.get(index, {})}
-        if searched := config.get("block_configs"):
-            _add_searched(layer, config, searched[index])
-        elif blocks and blocks[index] in ("moe", "mlp"):
+        if blocks and blocks[index] in ("moe", "mlp"):
             _add_mlp(layer, config, blocks[index] == "moe")
         else:
             _add_mixer(layer, config, kinds[index], index)
@@ -162,18 +160,6 @@ def _add_mlp(layer: Layer, config: Mapping[str, Any], mixture: bool) -> None:
         layer.matrices["mlp.shared_experts.up_proj"] = matrices * hidden * shared + 2 * hidden * latent
 
 
-def _add_searched(layer: Layer, config: Mapping[str, Any], block: Mapping[str, Any]) -> None:
-    """Add what a search over architectures left of a layer: `block_configs` of nemotron-nas."""
-    attention, mlp, hidden = block["attention"], block["ffn"], config["hidden_size"]
-    if group := attention.get("n_heads_in_group"):
-        _add_mixer(layer, {**config, "num_key_value_heads": config["num_attention_heads"] // group}, "full", 0)
-    if not mlp.get("no_op") and not mlp.get("replace_with_linear"):
-        width = mlp.get("intermediate_size") or -(-int(2 * mlp["ffn_mult"] * hidden / 3) // 256) * 256
-        _add_mlp(layer, {**config, "intermediate_size": width}, False)
-    replaced = [part for part in (attention, mlp) if part.get("replace_with_linear")]
-    layer.matrices["linear"] = len(replaced) * hidden**2
-
-
 def _add_mixer(layer: Layer, config: Mapping[str, Any], kind: str, index: int) -> None:
     """Add what mixes the tokens of a layer."""
     layer.mixes = True
@@ -186,10 +172,10 @@ def _add_mixer(layer: Layer, config: Mapping[str, Any], kind: str, index: int) -
     elif config.get("kv_lora_rank"):
         _add_latent_attention(layer, config, index)
     else:
-        _add_attention(layer, config, kind == "sliding", index)
+        _add_attention(layer, config, kind == "sliding")
 
 
-def _add_attention(layer: Layer, config: Mapping[str, Any], sliding: bool, index: int) -> None:
+def _add_attention(layer: Layer, config: Mapping[str, Any], sliding: bool) -> None:
     """Add attention with keys and values of some heads, in a window or to all of the context."""
     if sliding and isinstance(other := config.get("attention_other_setting"), Mapping):
         config = {**config, **other, "num_key_value_heads": other.get("num_attention_groups")}
@@ -210,14 +196,7 @@ def _add_attention(layer: Layer, config: Mapping[str, Any], sliding: bool, index
         "self_attn.o_proj": heads * value_dim * hidden,
     }
     window = first_of(config, "sliding_window", "attention_chunk_size") if sliding else 0
-    kept, sparse = False, config.get("sparse_attention_config")
-    if sparse and sparse["sparse_attention_freq"][index]:
-        indexers, dim = sparse["sparse_num_index_heads"], sparse["sparse_index_dim"]
-        layer.matrices["self_attn.indexer"] = hidden * (indexers + 1) * dim
-        layer.reads.append(Read(dim, 2 * indexers * dim))
-        window, kept = sparse["sparse_topk_blocks"] * sparse["sparse_block_size"], True
-    elements, flops = kv_heads * (head_dim + value_dim), 2 * heads * (head_dim + value_dim)
-    layer.reads.append(Read(elements, flops, window, kept))
+    layer.reads.append(Read(kv_heads * (head_dim + value_dim), 2 * heads * (head_dim + value_dim), window))
 
 
 def _add_latent_attention(layer: Layer, config: Mapping[str, Any], index: int) -> None:

@@ -17,8 +17,8 @@ KNOWN = frozenset(
     arcee cohere cohere2 cohere2_moe cwm deepseek deepseek_ref deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
     ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma2 gemma3 gemma4 glm glm4 glm4_moe glm4_moe_lite glm4v
     glm4v_moe glm_moe_dsa gpt_oss granite granitemoe granitemoehybrid granitemoeshared helium hy_v3 internlm3 kimi_k2
-    kimi_linear llama llama4 mimo mimo_v2_flash minicpm3 minimax minimax_m1 minimax_m2 minimax_m3 minimax_m3_vl
-    minimax_text_01 ministral3 mistral mixtral nemotron nemotron-nas nemotron_h olmo olmo2 olmo3 olmoe phi phi3 phimoe
+    kimi_linear llama llama4 mimo mimo_v2_flash minicpm3 minimax minimax_m1 minimax_m2
+    minimax_text_01 ministral3 mistral mixtral nemotron nemotron_h olmo olmo2 olmo3 olmoe phi phi3 phimoe
     qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next qwen3_vl
     qwen3_vl_moe seed_oss smollm3 solar_open stablelm starcoder2 step3p5 step3p7 vaultgemma
     """.split()  # noqa: SIM905 (a list would take a line a name)
