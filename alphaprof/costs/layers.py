@@ -152,9 +152,7 @@ def _add_mlp(layer: Layer, config: Mapping[str, Any], mixture: bool) -> None:
         latent = first_of(config, "moe_latent_size", "routed_expert_hidden_size")
         experts, name = first_of(config, *EXPERTS), MIXTURES[bool(both)]
         layer.matrices[name] = experts * matrices * (latent or hidden) * width
-        shared = first_of(config, *SHARED) or width * first_of(
-            config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts"
-        )
+        shared = first_of(config, *SHARED) or width * first_of(config, *SHARED_EXPERTS)
         if "interleave_moe_layer_step" in config:  # Llama 4
             shared = width
         layer.matrices["mlp.shared_experts.up_proj"] = matrices * hidden * shared + 2 * hidden * latent

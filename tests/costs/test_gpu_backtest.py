@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.config.hardware import ACCELERATORS, PRESETS, preset_of
+from alphaprof.config.load import load_profile
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.rounds import full_round_costs, time_by_step
@@ -202,6 +203,15 @@ def test_a_file_that_is_no_preset_is_refused(text: str, tmp_path: Path) -> None:
         preset_of(str(tmp_path / "mine.json"))
     with pytest.raises(OptionInvalid, match=r"no overheads are known for 'other'"):
         preset_of("other")
+
+
+def test_a_profile_whose_preset_is_gone_is_refused_before_models_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(
+        "target: {model: m}\ndrafts: {n: {kind: prompt_lookup}}\ndata: [{domain: a, path: x.jsonl, prompt: '{p}'}]\n"
+        "costs: {source: roofline, accelerator: h200, preset: gone.json}\n"
+    )
+    with pytest.raises(OptionInvalid, match=r"gone\.json is no preset"):
+        load_profile(tmp_path / "my.yaml")
 
 
 SIZES = [shapes(name) for name in ("llama-3.1-8b", "qwen3-30b-a3b")]
