@@ -73,7 +73,7 @@ def accuracy(
     factor = engine.factor_at(costs.accelerator, batch, context, mixture, costs.tp)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     words = f"90% of published speedups lie within factor {factor:.2f} (outside: {ELSEWHERE:.2f})"
-    why = _unlike_published(costs, target, by_step) or ("this is outside that range" if factor >= ELSEWHERE else "")
+    why = _unlike_published(costs, target, context, by_step) or ("this is outside that range" if factor >= ELSEWHERE else "")
     if why:
         factor, words = ELSEWHERE, f"{why}, so the error is that of elsewhere: factor {ELSEWHERE:.2f}"
     elif engine.accelerator is None and factor > engine.factor:
@@ -81,7 +81,7 @@ def accuracy(
     return factor, "; ".join([ground, words, *_regimes(costs, batch, target, gamma)])
 
 
-def _unlike_published(costs: RooflineCosts, target: ModelShape | None, by_step: bool) -> str:
+def _unlike_published(costs: RooflineCosts, target: ModelShape | None, context: float, by_step: bool) -> str:
     """Return how rounds differ from those that were published; empty if they do not."""
     usual = RooflineCosts.model_fields
     if own := [name for name in FITTED_WITH if getattr(costs, name) != usual[name].default]:
@@ -92,7 +92,7 @@ def _unlike_published(costs: RooflineCosts, target: ModelShape | None, by_step: 
         return ""
     if min(target.weight_bytes, target.kv_bytes, target.expert_bytes or 2.0) < 2:
         return "published rounds are of 16-bit models, and this one is quantized"
-    if target.window or target.state_bytes:
+    if target.state_bytes or 0 < target.window < context:
         return "published rounds are of models that attend to all of the context, and this one does not"
     return ""
 

@@ -319,7 +319,9 @@ def test_a_quantized_target_is_off_its_ground() -> None:
     ],
 )
 def test_a_reason_names_what_is_unlike_published_rounds(changes: dict[str, Any], by_step: bool, why: str) -> None:
-    """And not numbers that nobody changed."""
+    """And not numbers that nobody changed. A context within the window is read as any other."""
+    wide = dataclasses.replace(shapes("llama-3.1-8b")[0], window=600, window_elements=1.0)
+    assert accuracy(VLLM, 1, 600, wide)[0] == 1.15
     found, words = accuracy(VLLM, 1, 600, dataclasses.replace(shapes("llama-3.1-8b")[0], **changes), by_step=by_step)
     assert (found, why in words, "you" in words) == (1.25**2, True, False)
     assert (
