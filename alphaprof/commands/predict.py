@@ -482,8 +482,11 @@ def _counted(path: Path, read: Callable[[], Any]) -> Any:
     problem, hint = "its numbers do not describe a model", "check the file: step times are computed from its values"
     try:
         found = read()
-        sizes = ("parameters", "layers", "hidden", "heads", "head_dim") if isinstance(found, ModelShape) else ()
-        if all(0 < float(getattr(found, name)) < math.inf for name in sizes):
+        if not isinstance(found, ModelShape):
+            return found
+        positive = ("parameters", "layers", "hidden", "heads", "kv_heads", "head_dim")
+        numbers = all(0 <= value < math.inf for value in vars(found).values())
+        if numbers and all(getattr(found, name) > 0 for name in positive) and found.experts_per_token <= found.experts:
             return found
     except LookupError as error:
         reason = str(error.args[0])

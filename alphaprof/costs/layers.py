@@ -23,6 +23,7 @@ BLOCKS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # letters of 
 # Families whose configs need not say which layers have a window: each but the n-th, (n + n)-th, ...
 PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "cohere2": 4, "llama4": 4}
 UNGATED, UNGATED_FAMILIES = ("relu", "relu2"), ("phi", "starcoder2")  # activations, families of MLPs of two matrices
+SIZES = ("_size", "_heads", "_dim", "_experts", "_groups", "_rank", "_tok")  # what names of sizes end with
 STATE_BYTES = 4.0  # of an element of a recurrent state, which engines keep in float32
 
 
@@ -64,7 +65,11 @@ def first_of(config: Mapping[str, Any], *names: str, default: Any = 0) -> Any:
 
 
 def layers_of(config: Mapping[str, Any]) -> list[Layer]:
-    """Return the layers of a decoder. Raises `LookupError` for a config that lacks a number or an entry of a list."""
+    """Return the layers of a decoder. Raises `LookupError` for a config that lacks a number or an entry of a list, and
+    `TypeError` for a size that is no number.
+    """
+    if any(isinstance(value, str | list) for key, value in config.items() if key.endswith(SIZES)):
+        raise TypeError("a size is no number")  # which a product would repeat until memory ends
     blocks = config.get("layers_block_type") or [BLOCKS[key] for key in config.get("hybrid_override_pattern") or ""]
     number = len(blocks) or config["num_hidden_layers"]
     mixtures, kinds = set(_mixtures(config, number)), list(_kinds(config, number))

@@ -389,6 +389,10 @@ def test_a_head_of_another_target_is_refused(changes: dict[str, int], console_sc
 
 def test_settings_of_other_types_end_in_two_lines(console_script: Runner, tmp_path: Path) -> None:
     odd = {"quantization_config": "fp8"}, {"layer_types": 3, "sliding_window": 4}, {"moe_layer_freq": [1], "num_experts": 4}
+    odd += ({"hidden_size": 10**15, "num_experts": "4", "moe_intermediate_size": 8},)  # petabytes of the text
+    experts = {"num_experts": 4, "moe_intermediate_size": 8}
+    odd += tuple(experts | {"num_experts_per_tok": used} for used in (-1, 5, {"a": 1}))
+    odd += ({"model_type": "gpt_oss", "sliding_window": "x"} | experts | {"num_experts_per_tok": 1},)
     drafts = DFLASH | {"block_size": "16"}, EAGLE3 | {"vocab_size": "x"}, EAGLE3 | {"transformer_layer_config": [1]}
     for target, draft in [(TARGET | part, EAGLE3) for part in odd] + [(TARGET, part) for part in drafts]:
         code, output, errors = console_script("predict", *on_files(tmp_path, target, draft, alpha=0.7))
