@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from alphaprof.config.hardware import ACCELERATORS, preset_of
+from alphaprof.config.hardware import ACCELERATORS
 from alphaprof.config.heads import MODEL, DraftForm, draft_form, layer_of, longest_block
 from alphaprof.costs.layers import decoder_of
 from alphaprof.costs.quantization import quantization_of
@@ -27,12 +25,12 @@ from alphaprof.stats.formulas import RoundCost
 
 if TYPE_CHECKING:
     from alphaprof.config.options import RooflineCosts
-    from alphaprof.costs.steps import StepRow
 
 GAMMAS = tuple(range(1, 9))
 LONGEST = 64  # drafts in a round
 OUTPUT = 256  # tokens of an output
 LEAST_COST = 1e-3  # of a verification, which always takes time
+LEAST_BYTES, MOST_BYTES = 0.1, 8  # of a weight
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,11 @@ class ComputedCost:
     output: int  # tokens of an output; its prompt fills the rest of the context
     prefill_ms: float  # of that prompt by the target
     draft_prefill_ms: float  # and by the draft
+
+    @property
+    def devices(self) -> str:
+        """What the times are computed for, in words."""
+        return f"{self.tp} x {self.accelerator}" if self.tp > 1 else self.accelerator
 
     def verification(self, gamma: int) -> float:
         """Return one target step over gamma + 1 tokens, in decode steps."""
@@ -124,10 +127,9 @@ class Prediction:
         which number is which.
         """
         if self.computed is not None and len(self.loads) > 1:
-            yield load_table(self.loads, f"{Path(self.computed.draft).name} by a roofline of {self.computed.accelerator}")
+            yield load_table(self.loads, f"{self.computed.draft_kind} by a roofline of {self.computed.devices}")
             yield Small(f"throughput: prefills of all sequences included, outputs of {self.computed.output} tokens.")
             yield Small("acceptance is taken to be the same at every load.")
-            yield ""
         yield from (*_outcome_lines(self), "", *_assumed_lines(self), "")
         columns: dict[str, Callable[[GammaPrediction], str]] = {
             "tokens/round": lambda item: fmt.number(item.tokens_per_round),
@@ -155,8 +157,7 @@ def build_prediction(
 ) -> Prediction:
     """Return predictions for an alpha, for the one that gives an engine's rate, or for rates by depth. `gammas`: by default
     those of `gammas_of`; `coverage`: the share of positions with a proposal, beside an alpha; `elsewhere`: a computed cost
-    at other loads. Raises `OptionInvalid` for
-    impossible values, and for a gamma above that of a rate or of the last depth.
+    at other loads. Raises `OptionInvalid` for impossible values, and for a gamma above that of a rate or of the last depth.
     """
     longest = longest_of(acceptance)
     gammas = gammas_of(acceptance) if gammas is None else tuple(gammas)
@@ -304,8 +305,8 @@ def predict(
 ) -> Prediction:
     """Return the prediction that the options of `alphaprof predict` ask for: by the given cost of a round, or by that
     computed from the configs of target and draft on some `hardware` (fields of `RooflineCosts`) at a batch and context, for
-    outputs of so many tokens. Raises `OptionInvalid` for both or neither, and what `build_prediction` and `computed_cost`
-    raise.
+    outputs of so many tokens. Raises `OptionInvalid` for both or neither and for more drafts than a block holds, and what
+    `build_prediction`, `read_pair` and `computed_cost` raise.
     """
     from alphaprof.config.options import RooflineCosts  # pydantic, which formulas do without
 
@@ -315,14 +316,23 @@ def predict(
     elsewhere = list[ComputedCost]()
     if cost is None and target is not None and draft is not None:
         asked = RooflineCosts.model_construct(source="roofline", **hardware)
-        open_ended = gamma is None and longest_of(acceptance) is None
-        most, output = max(*gammas, 1), place[2]
-        compute = partial(computed_cost, target, draft, asked, gamma=most, output=output, open_ended=open_ended)
-        found = compute(*place[:2])
-        gammas = tuple(each for each in gammas if each <= len(found.costs))
-        batches = {place[0], *RooflineCosts.model_fields["concurrency"].default}
-        for load in itertools.product(batches, {place[1], *CONTEXTS}):
-            elsewhere += [each] if load != place[:2] and (each := compute(*load)).fits else []
+        batch, context, output = place
+        given = {"--tp": asked.tp, "--batch": batch, "--context": context, "--output-tokens": output}
+        for option, number in given.items():
+            _require_between(option, number, 0 if option == "--context" else 1, math.inf)
+        if asked.weight_bytes is not None:
+            _require_between("--weight-bytes", asked.weight_bytes, LEAST_BYTES, MOST_BYTES)
+        pair = read_pair(target, draft, asked.weight_bytes)
+        if pair.longest is not None and max(gammas) > pair.longest:
+            if gamma is not None or longest_of(acceptance) is not None:
+                hint = f"give --gamma {pair.longest} or less"
+                raise OptionInvalid(f"{draft} drafts at most {pair.longest} tokens in a block", hint)
+            gammas = tuple(each for each in gammas if each <= pair.longest)
+        most = min(max(*gammas, 1), LONGEST)
+        found = computed_cost(pair, asked, batch, context, most, output)
+        for load in itertools.product({batch, *RooflineCosts.model_fields["concurrency"].default}, {context, *CONTEXTS}):
+            there = found if load == (batch, context) else computed_cost(pair, asked, *load, most, output)
+            elsewhere += [there] if there is not found and there.fits else []
     elif cost is None or not target is draft is None:
         problem = "a round's cost must be either given or computed"
         raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
@@ -330,20 +340,42 @@ def predict(
     return build_prediction(acceptance, found, gammas, coverage, elsewhere)
 
 
-def computed_cost(
-    target: Path,
-    draft: Path,
-    asked: RooflineCosts,
-    batch: int,
-    context: int,
-    gamma: int,
-    output: int = OUTPUT,
-    open_ended: bool = False,
-) -> ComputedCost:
-    """Return what rounds of up to `gamma` drafts cost on an accelerator, from two config.json files; of fewer if
-    `open_ended` and the draft's block holds fewer. Raises `OptionInvalid` for an unknown accelerator or engine and too
-    small a block, and `CostsUnreadable` for a config that cannot be read or counted.
+@dataclass(frozen=True)
+class Pair:
+    """What the config.json files of target and draft say, `read`: in words. `longest`: drafts in a block, if that ends."""
+
+    target_path: Path
+    draft_path: Path
+    form: DraftForm
+    target: ModelShape
+    draft: ModelShape
+    longest: int | None
+    read: tuple[str, str]
+
+
+def read_pair(target: Path, draft: Path, weight_bytes: float | None = None) -> Pair:
+    """Return what two config.json files say. `weight_bytes`: of the target, by default those that it declares. Raises
+    `OptionInvalid` for a target that is a head, and `CostsUnreadable` for configs that cannot be read or counted or do not
+    fit.
     """
+    config, draft_config = _read_config(target), _read_config(draft)
+    decoder = decoder_of(config)
+    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
+    if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
+        raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
+    shape = _counted(target, lambda: ModelShape.from_config(config, weight_bytes))
+    whole = decoder if weight_bytes is None else {**decoder, "quantization_config": None}
+    used = _counted(draft, lambda: _draft_shape(draft, draft_config, form, shape, whole))
+    longest = _counted(draft, lambda: longest_block(draft_config, form))
+    of_target = _read_of(target, config, shape, MODEL, weight_bytes is None)
+    read = of_target, _read_of(draft, draft_config, used, form, weight_bytes is None or not form.module)
+    return Pair(target, draft, form, shape, used, longest, read)
+
+
+def computed_cost(
+    pair: Pair, asked: RooflineCosts, batch: int, context: int, gamma: int, output: int = OUTPUT
+) -> ComputedCost:
+    """Return what rounds of up to `gamma` drafts cost. Raises `OptionInvalid` for an unknown accelerator or preset."""
     from alphaprof.costs.cost_model import accuracy, fits, roofline_rows  # the readers of runs, which formulas do without
     from alphaprof.costs.rounds import full_round_costs
     from alphaprof.costs.steps import TARGET, StepTable
@@ -351,33 +383,22 @@ def computed_cost(
     if asked.accelerator not in ACCELERATORS:
         problem = f"--accelerator: {shown(asked.accelerator)} is not known"
         raise OptionInvalid(problem, f"choose one of {', '.join(sorted(ACCELERATORS))}")
-    preset_of(asked.preset)
-    for option, number in (("--tp", asked.tp), ("--batch", batch), ("--context", context), ("--output-tokens", output)):
-        _require_between(option, number, 0 if option == "--context" else 1, math.inf)
-    texts = (json.dumps(_read_config(target)), json.dumps(_read_config(draft)))
-    pair = _pair(target, draft, texts, asked.weight_bytes, asked.draft_weight_bytes, asked.kv_bytes)
-    form, shape, used, longest = pair.form, pair.target, pair.draft, pair.longest
-    if longest is not None and open_ended:
-        gamma = min(gamma, longest)
-    elif longest is not None and gamma > longest:
-        raise OptionInvalid(f"{draft} drafts at most {longest} tokens in a block", f"give --gamma {longest} or less")
-    odd = (shape.weight_bytes, shape.kv_bytes) != (2.0, 2.0) or shape.state_bytes or shape.window or shape.kept_elements
-    ground = asked
-    if asked.weight_bytes is None and (odd or form.one_pass):  # unlike what published rounds are of
-        ground = asked.model_copy(update={"weight_bytes": shape.weight_bytes})
-    heads, prompt = [] if form == MODEL else ["draft"], max(round(context - output / 2), 1)
-    rows = roofline_rows(shape, {"draft": used}, ground, gamma, [batch], [context], [prompt], heads, context)
-    prefill = {row.model: row.ms for row in rows if row.step == "prefill"}
-    tables = [StepTable(rows)] * gamma
+    form, shapes, prompt = pair.form, (pair.target, {"draft": pair.draft}), max(round(context - output / 2), 1)
+    heads = [] if form == MODEL else ["draft"]
+    # The rows of a draft in one pass are as many as it drafts.
+    lengths = range(1, gamma + 1) if form.one_pass else [gamma]
+    rows = [roofline_rows(*shapes, asked, each, [batch], [context], [prompt], heads, context) for each in lengths]
+    every = [StepTable(each).times("draft", most, batch, context) for each, most in zip(rows, lengths, strict=True)]
+    prefill, times = {row.model: row.ms for row in rows[-1] if row.step == "prefill"}, every[-1]
     if form.one_pass:
-        model = roofline_rows(shape, {"draft": used}, ground, 1, [batch], [context], [], [], context)
-        tables = [StepTable(_one_pass(rows, model, used, ground, each)) for each in range(1, gamma + 1)]
-    times = tables[-1].times("draft", gamma, batch, context)
-    every = [table.times("draft", gamma, batch, context) for table in tables]
-    factor, words = accuracy(ground, batch, context, shape, gamma)
+        costs = [full_round_costs(each, drafts)[drafts] for drafts, each in enumerate(every, 1)]
+    else:
+        costs = list(full_round_costs(times, gamma)[1:])
+    by_step = not (form.whole or form.one_pass)
+    factor, words = accuracy(asked, batch, context, pair.target, gamma, by_step)
     return ComputedCost(
-        target=str(target),
-        draft=str(draft),
+        target=str(pair.target_path),
+        draft=str(pair.draft_path),
         draft_kind=form.name,
         one_pass=form.one_pass,
         read=pair.read,
@@ -391,10 +412,10 @@ def computed_cost(
         draft_ms=times.draft.ms,
         draft_first_ms=tuple(times.draft_first[tokens].ms for tokens in range(1, gamma + 2)) if heads else (),
         round_ms=times.bookkeeping.ms,
-        costs=tuple(float(full_round_costs(each, gamma)[drafts]) for drafts, each in enumerate(every, 1)),
+        costs=tuple(map(float, costs)),
         factor=factor,
         accuracy=words,
-        fits=fits(ground, shape, batch, context),
+        fits=fits(asked, pair.target, batch, context),
         output=output,
         prefill_ms=prefill[TARGET],
         draft_prefill_ms=prefill["draft"],
@@ -418,80 +439,22 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     return config | {"quantization_config": beside | (declared or {})}
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """What two configs say. `longest`: drafts in a block, if that ends; `read`: the same in words."""
-
-    form: DraftForm
-    target: ModelShape
-    draft: ModelShape
-    longest: int | None
-    read: tuple[str, str]
-
-
-@lru_cache(maxsize=8)  # many loads are computed of one pair
-def _pair(
-    target: Path,
-    draft: Path,
-    texts: tuple[str, str],
-    weight_bytes: float | None,
-    draft_weight_bytes: float | None,
-    kv_bytes: float | None,
-) -> _Pair:
-    """Return what the configs of a target and a draft say. Raises `OptionInvalid` for a target that is a head, and
-    `CostsUnreadable` for configs that cannot be counted or do not fit.
-    """
-    config, draft_config = map(json.loads, texts)
-    decoder = decoder_of(config)
-    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
-    if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
-        raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
-    shape = _counted(target, lambda: ModelShape.from_config(config, weight_bytes, kv_bytes))
-    whole = decoder if weight_bytes is None else {**decoder, "quantization_config": None}
-    used = _counted(draft, lambda: _draft_shape(draft, draft_config, form, shape, whole, draft_weight_bytes))
-    longest = _counted(draft, lambda: longest_block(draft_config, form))
-    of_target = _read_of(target, config, shape, MODEL, weight_bytes is None)
-    return _Pair(
-        form, shape, used, longest, (of_target, _read_of(draft, draft_config, used, form, draft_weight_bytes is None))
-    )
-
-
-def _one_pass(
-    rows: Iterable[StepRow], model: Iterable[StepRow], shape: ModelShape, asked: RooflineCosts, gamma: int
-) -> Iterator[StepRow]:
-    """Yield the rows of a draft whose first step is its only one: a step as of a `model`, over `gamma` rows beside those of
-    the verified tokens.
-    """
-    from alphaprof.costs.cost_model import roofline_ms
-
-    (single,) = (row for row in model if row.step == "draft" and row.tokens == 1)
-    added = single.ms - roofline_ms(asked, shape.later, False, 1, single.batch, int(single.context))
-    for row in rows:
-        if row.step == "draft_first":
-            tokens = row.tokens + gamma - 1
-            row = dataclasses.replace(row, ms=added + roofline_ms(asked, shape, False, tokens, row.batch, int(row.context)))
-        yield dataclasses.replace(row, ms=0.0) if row.step == "draft" else row
-
-
 def _draft_shape(
     path: Path,
     config: Mapping[str, Any],
     form: DraftForm,
     target: ModelShape,
     decoder: Mapping[str, Any],
-    weight_bytes: float | None,
 ) -> ModelShape:
     """Return the shape of a draft. Raises `CostsUnreadable` for a head whose hidden size or vocabulary is not the target's,
     and what `_counted` turns into it.
     """
     if form.whole:
-        shape = ModelShape.from_config(config, weight_bytes)
+        shape = ModelShape.from_config(config)
         return shape.at_once() if form.one_pass else shape
     layer = decoder_of(layer_of(config))
-    hidden, ids = (
-        config.get("target_hidden_size") or layer.get("hidden_size"),
-        layer.get("vocab_size") or target.vocabulary,
-    )
+    hidden = config.get("target_hidden_size") or layer.get("hidden_size")
+    ids = layer.get("vocab_size") or target.vocabulary
     # Padding makes vocabularies of one tokenizer differ a little.
     if (hidden or target.hidden) != target.hidden or abs(ids - target.vocabulary) > 0.01 * target.vocabulary:
         problem = f"a head for hidden size {hidden} and {ids} ids; the target has {target.hidden} and {target.vocabulary}"
@@ -519,8 +482,11 @@ def _counted(path: Path, read: Callable[[], Any]) -> Any:
     problem, hint = "its numbers do not describe a model", "check the file: step times are computed from its values"
     try:
         found = read()
-        sizes = ("parameters", "layers", "hidden", "heads", "head_dim") if isinstance(found, ModelShape) else ()
-        if all(0 < float(getattr(found, name)) < math.inf for name in sizes):
+        if not isinstance(found, ModelShape):
+            return found
+        positive = ("parameters", "layers", "hidden", "heads", "kv_heads", "head_dim")
+        numbers = all(0 <= value < math.inf for value in vars(found).values())
+        if numbers and all(getattr(found, name) > 0 for name in positive) and found.experts_per_token <= found.experts:
             return found
     except LookupError as error:
         reason = str(error.args[0])
@@ -544,9 +510,12 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
     low, high = (best.speedup if bound is None else bound for bound in (best.low, best.high))
     change = "may be faster or slower" if low <= 1 < high else "is faster" if low > 1 else "is not faster"
     computed = prediction.computed
-    whose = "" if computed is None else f" by a roofline of {computed.accelerator}"
+    whose = "" if computed is None else f" by a roofline of {computed.devices}"
     yield f"{gamma}: {_speedup_cell(best)}{whose}, decoding {change} if these inputs hold"
-    if computed is not None and computed.batch > 1:
+    if computed is not None and not computed.fits:
+        caches = f"caches of {fmt.many(computed.batch, 'sequence')}"
+        yield f"target and {caches} do not fit in the memory of {computed.devices}: raise --tp"
+    elif computed is not None and computed.batch > 1:
         place = (computed.batch, computed.context)
         (asked,) = (each for each in prediction.loads if (each.concurrency, each.context) == place)
         yield from () if asked.throughput is None else (f"throughput: {fmt.interval(asked.throughput, 'x')}",)
@@ -594,8 +563,8 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         yield f"in plain decode steps: {steps}"
     if computed is not None:
         yield from computed.read
-        devices = f"{computed.tp} x {computed.accelerator}" if computed.tp > 1 else computed.accelerator
-        yield f"computed for {devices}, batch {computed.batch}, context {fmt.count(computed.context)}: {computed.accuracy}"
+        place = f"{computed.devices}, batch {computed.batch}, context {fmt.count(computed.context)}"
+        yield f"computed for {place}: {computed.accuracy}"
         draft, first = f"a draft step {fmt.number(computed.draft_ms)} ms", ""
         if computed.draft_first_ms:
             first = f", a head's first step {fmt.number(computed.draft_first_ms[-1])} ms"

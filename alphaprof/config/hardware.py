@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -217,8 +218,24 @@ def preset_of(name: str) -> Preset:
         return PRESETS[name]
     try:
         given = json.loads(Path(name).read_text(encoding="utf-8"))
-        like = PRESETS[given.pop("like")]
-        efficiency = replace(like.efficiency, **given.pop("efficiency", {}))
-        return replace(like, efficiency=efficiency, **given)
+        like = PRESETS[str(given.pop("like"))]
+        found = replace(like, efficiency=replace(like.efficiency, **given.pop("efficiency", {})), **given)
+        _check(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OptionInvalid(f"{name} is no preset: {error}", "make one of measured rounds (docs/preset.md)") from None
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise OptionInvalid(f"{name} is no preset: {reason}", "make one of measured rounds (docs/preset.md)") from None
+    return found
+
+
+def _check(preset: Preset) -> None:
+    """Raise `ValueError` for values that no preset has."""
+    if not isinstance(preset.about, str) or preset.accelerator not in (None, *ACCELERATORS):
+        raise ValueError("about is no text, or accelerator is not known")
+    for name, value in (vars(preset) | vars(preset.efficiency)).items():
+        if name in ("about", "accelerator", "efficiency", "own_cache") or (name, value) == ("compute", None):
+            continue
+        least = 1 if name in ("factor", "factor_unmeasured", "overlap", "verify_cache") else 0
+        most = 1 if name in ("memory", "compute", "expert_reuse", "packed_memory", "packed_compute") else math.inf
+        number = isinstance(value, int | float) and math.isfinite(value) and least <= value <= most
+        if not number or (most == 1 and value == 0):
+            raise ValueError(f"{name} is {shown(str(value))}")

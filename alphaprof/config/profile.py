@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from alphaprof.config.hardware import preset_of
 from alphaprof.config.options import (
     DRAFT_NAME,
     AnyDraft,
@@ -409,7 +410,9 @@ class ProfileOptions(Options):
         return self.model_copy(update={"decision": self.decision.model_copy(update=given)})
 
     def resolved(self, folder: Path) -> ProfileOptions:
-        """Return the options with absolute local paths; relative ones start at `folder`, that of the profile file."""
+        """Return the options with absolute local paths; relative ones start at `folder`, that of the profile file. Raises
+        `OptionInvalid` for a file that is no preset.
+        """
 
         def located(options: Any, model: ModelOptions) -> Any:
             named = {"model": model.model} | ({"adapter": model.adapter} if model.adapter is not None else {})
@@ -423,6 +426,7 @@ class ProfileOptions(Options):
             costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})
         elif isinstance(costs, RooflineCosts) and costs.preset.endswith(".json"):
             costs = costs.model_copy(update={"preset": str((folder / os.path.expanduser(costs.preset)).resolve())})
+            preset_of(costs.preset)
         vllm = self.vllm
         if vllm is not None and vllm.python is not None and os.sep in vllm.python:
             python = os.path.abspath(folder / os.path.expanduser(vllm.python))  # its links stay: they name the environment

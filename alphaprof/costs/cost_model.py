@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -60,29 +60,41 @@ def roofline_ms(
 
 
 def accuracy(
-    costs: RooflineCosts, batch: int, context: float, target: ModelShape | None = None, gamma: int = 0
+    costs: RooflineCosts, batch: int, context: float, target: ModelShape | None = None, gamma: int = 0, by_step: bool = True
 ) -> tuple[float, str]:
     """Return the factor within which 90% of published speedups lie of computed ones, and what the times are made of, in
     words. Where the engine's ground ends, or with other sizes or overheads, the error is that of elsewhere. A regime for
-    which nothing is computed is named, with what to measure.
+    which nothing is computed is named, with what to measure. `by_step`: the draft is a head that drafts token by token.
     """
     engine = preset_of(costs.preset)
     if not engine.batch:
         return engine.factor, f"{engine.about}; 90% of published speedups on H200 lie within factor {engine.factor:.2f}"
-    usual = RooflineCosts.model_fields
-    own = any(getattr(costs, name) != usual[name].default for name in FITTED_WITH)
-    own |= target is not None and min(target.weight_bytes, target.kv_bytes) < 2  # published rounds are of 16 bits
     mixture = target is not None and bool(target.experts)
     factor = engine.factor_at(costs.accelerator, batch, context, mixture, costs.tp)
     ground = f"overheads of {engine.about}, batch up to {engine.batch}, context up to {engine.context:,}"
     words = f"90% of published speedups lie within factor {factor:.2f} (outside: {ELSEWHERE:.2f})"
-    if own or factor >= ELSEWHERE:
-        factor = ELSEWHERE
-        why = "you changed its numbers, or its model is quantized" if own else "this is outside that range"
-        words = f"{why}, so the error is that of elsewhere: factor {factor:.2f}"
+    why = _unlike_published(costs, target, context, by_step) or ("this is outside that range" if factor >= ELSEWHERE else "")
+    if why:
+        factor, words = ELSEWHERE, f"{why}, so the error is that of elsewhere: factor {ELSEWHERE:.2f}"
     elif engine.accelerator is None and factor > engine.factor:
         words = f"the compute share of {costs.accelerator} was not measured: factor {factor:.2f} (outside: {ELSEWHERE:.2f})"
     return factor, "; ".join([ground, words, *_regimes(costs, batch, target, gamma)])
+
+
+def _unlike_published(costs: RooflineCosts, target: ModelShape | None, context: float, by_step: bool) -> str:
+    """Return how rounds differ from those that were published; empty if they do not."""
+    usual = RooflineCosts.model_fields
+    if own := [name for name in FITTED_WITH if getattr(costs, name) != usual[name].default]:
+        return f"you set {' and '.join(own)}"
+    if not by_step:
+        return "published rounds are of heads that draft token by token"
+    if target is None:
+        return ""
+    if min(target.weight_bytes, target.kv_bytes, target.expert_bytes or 2.0) < 2:
+        return "published rounds are of 16-bit models, and this one is quantized"
+    if target.state_bytes or 0 < target.window < context:
+        return "published rounds are of models that attend to all of the context, and this one does not"
+    return ""
 
 
 def _regimes(costs: RooflineCosts, batch: int, target: ModelShape | None, gamma: int) -> Iterator[str]:
@@ -99,7 +111,8 @@ def _regimes(costs: RooflineCosts, batch: int, target: ModelShape | None, gamma:
 
 def fits(costs: RooflineCosts, target: ModelShape, batch: int, context: float) -> bool:
     """Return whether the target's weights and the caches of a batch fit in the memory of the devices."""
-    needed = target.total_weight_bytes + batch * target.cache_bytes(context)
+    copies = costs.tp / min(costs.tp, target.kv_heads)  # of the cache, on devices beyond the number of KV heads
+    needed = target.total_weight_bytes + batch * copies * target.stored_bytes(context)
     return needed <= costs.tp * ACCELERATORS[costs.accelerator].memory
 
 
@@ -115,7 +128,8 @@ def roofline_rows(
     mean_context: float = 0.0,
 ) -> tuple[StepRow, ...]:
     """Decode and verify steps up to gamma_max + 1 tokens, drafts' steps over 1 and 2 tokens, and prefill at batch 1. Of
-    `heads`, the first step of a round over 1 to gamma_max + 1 tokens, and a later one.
+    `heads`, the first step of a round over 1 to gamma_max + 1 tokens, and a later one, which costs nothing where the first
+    drafts all gamma_max tokens.
 
     A draft without a shape has no steps: a search that costs nothing. All steps but decode share one standard error, from
     the factor that holds 90% of published speedups at `mean_context`.
@@ -135,19 +149,25 @@ def roofline_rows(
             if shape is None:
                 rows.append(StepRow(name, "lookup", 1, batch, context, 0.0))
                 continue
-            once = added.draft_ms + (0.0 if name in heads else added.layers_ms(shape.layers, bool(shape.experts)))
+            by_step = name in heads and not shape.one_pass
+            once = added.draft_ms + (0.0 if by_step else added.layers_ms(shape.layers, bool(shape.experts)))
             # Published rounds are those of heads: the steps of another draft are off by as much as those elsewhere.
-            own = error if name in heads else max(error, _standard_error(ELSEWHERE) if added.batch else 0.0)
-            steps = [("draft", tokens, shape.later, once) for tokens in ((1,) if name in heads else (1, 2))]
-            steps += [("draft_first", tokens, shape, 0.0) for tokens in range(1, gamma_max + 2) if name in heads]
-            for step, tokens, used, extra in steps:
-                ms = roofline_ms(costs, used, False, tokens, batch, context) + extra
-                rows.append(StepRow(name, step, tokens, batch, context, ms, shared_error=own))
+            own = error if by_step else max(error, _standard_error(ELSEWHERE) if added.batch else 0.0)
+            run, firsts = partial(roofline_ms, costs, is_target=False, batch=batch, context=context), range(1, gamma_max + 2)
+            if name not in heads:
+                steps = [("draft", tokens, run(shape, tokens=tokens) + once) for tokens in (1, 2)]
+            elif by_step:
+                steps = [("draft", 1, run(shape.later, tokens=1) + once)]
+                steps += [("draft_first", tokens, run(shape, tokens=tokens)) for tokens in firsts]
+            else:  # over the rows that are drafted, beside those that were verified
+                steps = [("draft", 1, 0.0)]
+                steps += [("draft_first", tokens, run(shape, tokens=tokens + gamma_max - 1) + once) for tokens in firsts]
+            rows += [StepRow(name, step, tokens, batch, context, ms, shared_error=own) for step, tokens, ms in steps]
     for name, shape in {TARGET: target, **drafts}.items():
         if shape is not None:
             layers = 0.0 if name in heads else added.layers_ms(shape.layers, bool(shape.experts))
             for tokens in prompt_lengths:
-                ms = roofline_ms(costs, shape, name == TARGET, tokens, 1, 0, prefill=True)
+                ms = roofline_ms(costs, shape.of_prompt, name == TARGET, tokens, 1, 0, prefill=True)
                 rows.append(StepRow(name, "prefill", tokens, 1, 0, ms + layers))
     return tuple(rows)
 
@@ -404,7 +424,7 @@ def _shape(name: str, facts: ModelFacts, options: CostOptions) -> ModelShape:
     of_target = name == TARGET or (isinstance(facts, DraftFacts) and facts.shares_target_weights)
     shape = dataclasses.replace(shape, kv_bytes=options.kv_bytes or shape.kv_bytes)
     weight_bytes = options.weight_bytes if of_target else options.draft_weight_bytes
-    return dataclasses.replace(shape, weight_bytes=weight_bytes, expert_bytes=0.0) if weight_bytes else shape
+    return dataclasses.replace(shape, weight_bytes=weight_bytes, head_bytes=0.0, expert_bytes=0.0) if weight_bytes else shape
 
 
 def timed_with(manifest: Manifest) -> str:

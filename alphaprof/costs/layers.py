@@ -23,6 +23,7 @@ BLOCKS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}  # letters of 
 # Families whose configs need not say which layers have a window: each but the n-th, (n + n)-th, ...
 PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "cohere2": 4, "llama4": 4}
 UNGATED, UNGATED_FAMILIES = ("relu", "relu2"), ("phi", "starcoder2")  # activations, families of MLPs of two matrices
+SIZES = ("_size", "_heads", "_dim", "_experts", "_groups", "_rank", "_tok")  # what names of sizes end with
 STATE_BYTES = 4.0  # of an element of a recurrent state, which engines keep in float32
 
 
@@ -64,7 +65,11 @@ def first_of(config: Mapping[str, Any], *names: str, default: Any = 0) -> Any:
 
 
 def layers_of(config: Mapping[str, Any]) -> list[Layer]:
-    """Return the layers of a decoder. Raises `LookupError` for a config that lacks a number or an entry of a list."""
+    """Return the layers of a decoder. Raises `LookupError` for a config that lacks a number or an entry of a list, and
+    `TypeError` for a size that is no number.
+    """
+    if any(isinstance(value, str | list) for key, value in config.items() if key.endswith(SIZES)):
+        raise TypeError("a size is no number")  # which a product would repeat until memory ends
     blocks = config.get("layers_block_type") or [BLOCKS[key] for key in config.get("hybrid_override_pattern") or ""]
     number = len(blocks) or config["num_hidden_layers"]
     mixtures, kinds = set(_mixtures(config, number)), list(_kinds(config, number))
@@ -72,9 +77,7 @@ def layers_of(config: Mapping[str, Any]) -> list[Layer]:
     own = {int(key): settings for key, settings in (config.get("per_layer_config") or {}).items()}
     for index in range(number):
         layer, config = Layer(), {**whole, **own.get(index, {})}
-        if searched := config.get("block_configs"):
-            _add_searched(layer, config, searched[index])
-        elif blocks and blocks[index] in ("moe", "mlp"):
+        if blocks and blocks[index] in ("moe", "mlp"):
             _add_mlp(layer, config, blocks[index] == "moe")
         else:
             _add_mixer(layer, config, kinds[index], index)
@@ -154,24 +157,10 @@ def _add_mlp(layer: Layer, config: Mapping[str, Any], mixture: bool) -> None:
         latent = first_of(config, "moe_latent_size", "routed_expert_hidden_size")
         experts, name = first_of(config, *EXPERTS), MIXTURES[bool(both)]
         layer.matrices[name] = experts * matrices * (latent or hidden) * width
-        shared = first_of(config, *SHARED) or width * first_of(
-            config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts"
-        )
+        shared = first_of(config, *SHARED) or width * first_of(config, *SHARED_EXPERTS)
         if "interleave_moe_layer_step" in config:  # Llama 4
             shared = width
         layer.matrices["mlp.shared_experts.up_proj"] = matrices * hidden * shared + 2 * hidden * latent
-
-
-def _add_searched(layer: Layer, config: Mapping[str, Any], block: Mapping[str, Any]) -> None:
-    """Add what a search over architectures left of a layer: `block_configs` of nemotron-nas."""
-    attention, mlp, hidden = block["attention"], block["ffn"], config["hidden_size"]
-    if group := attention.get("n_heads_in_group"):
-        _add_mixer(layer, {**config, "num_key_value_heads": config["num_attention_heads"] // group}, "full", 0)
-    if not mlp.get("no_op") and not mlp.get("replace_with_linear"):
-        width = mlp.get("intermediate_size") or -(-int(2 * mlp["ffn_mult"] * hidden / 3) // 256) * 256
-        _add_mlp(layer, {**config, "intermediate_size": width}, False)
-    replaced = [part for part in (attention, mlp) if part.get("replace_with_linear")]
-    layer.matrices["linear"] = len(replaced) * hidden**2
 
 
 def _add_mixer(layer: Layer, config: Mapping[str, Any], kind: str, index: int) -> None:
@@ -186,10 +175,10 @@ def _add_mixer(layer: Layer, config: Mapping[str, Any], kind: str, index: int) -
     elif config.get("kv_lora_rank"):
         _add_latent_attention(layer, config, index)
     else:
-        _add_attention(layer, config, kind == "sliding", index)
+        _add_attention(layer, config, kind == "sliding")
 
 
-def _add_attention(layer: Layer, config: Mapping[str, Any], sliding: bool, index: int) -> None:
+def _add_attention(layer: Layer, config: Mapping[str, Any], sliding: bool) -> None:
     """Add attention with keys and values of some heads, in a window or to all of the context."""
     if sliding and isinstance(other := config.get("attention_other_setting"), Mapping):
         config = {**config, **other, "num_key_value_heads": other.get("num_attention_groups")}
@@ -210,14 +199,7 @@ def _add_attention(layer: Layer, config: Mapping[str, Any], sliding: bool, index
         "self_attn.o_proj": heads * value_dim * hidden,
     }
     window = first_of(config, "sliding_window", "attention_chunk_size") if sliding else 0
-    kept, sparse = False, config.get("sparse_attention_config")
-    if sparse and sparse["sparse_attention_freq"][index]:
-        indexers, dim = sparse["sparse_num_index_heads"], sparse["sparse_index_dim"]
-        layer.matrices["self_attn.indexer"] = hidden * (indexers + 1) * dim
-        layer.reads.append(Read(dim, 2 * indexers * dim))
-        window, kept = sparse["sparse_topk_blocks"] * sparse["sparse_block_size"], True
-    elements, flops = kv_heads * (head_dim + value_dim), 2 * heads * (head_dim + value_dim)
-    layer.reads.append(Read(elements, flops, window, kept))
+    layer.reads.append(Read(kv_heads * (head_dim + value_dim), 2 * heads * (head_dim + value_dim), window))
 
 
 def _add_latent_attention(layer: Layer, config: Mapping[str, Any], index: int) -> None:

@@ -69,8 +69,7 @@ def step_ms(
     peak = accelerator.peak * (efficiency.compute or accelerator.compute_share or UNMEASURED)
     weights, multiplying = weights_moved(shape, load, tp, efficiency.expert_reuse), matrix_flops(shape, load, tp) / peak
     if shape.weight_bytes < 1:  # but for the output head, which keeps its 16 bits and their kernel
-        outputs = 0 if shape.last_parameters else shape.vocabulary * shape.hidden
-        head = outputs * (shape.head_bytes or shape.weight_bytes) / tp
+        head = shape.output_parameters * (shape.head_bytes or shape.weight_bytes) / tp
         weights, multiplying = head + (weights - head) / efficiency.packed_memory, multiplying / efficiency.packed_compute
     share = accelerator.cache_share if efficiency.own_cache else efficiency.memory
     cache, attending = cache_moved(shape, load, tp) / share, attention_flops(shape, load, tp) / peak

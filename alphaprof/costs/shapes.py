@@ -17,8 +17,8 @@ KNOWN = frozenset(
     arcee cohere cohere2 cohere2_moe cwm deepseek deepseek_ref deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
     ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma gemma2 gemma3 gemma4 glm glm4 glm4_moe glm4_moe_lite glm4v
     glm4v_moe glm_moe_dsa gpt_oss granite granitemoe granitemoehybrid granitemoeshared helium hy_v3 internlm3 kimi_k2
-    kimi_linear llama llama4 mimo mimo_v2_flash minicpm3 minimax minimax_m1 minimax_m2 minimax_m3 minimax_m3_vl
-    minimax_text_01 ministral3 mistral mixtral nemotron nemotron-nas nemotron_h olmo olmo2 olmo3 olmoe phi phi3 phimoe
+    kimi_linear llama llama4 mimo mimo_v2_flash minicpm3 minimax minimax_m1 minimax_m2
+    minimax_text_01 ministral3 mistral mixtral nemotron nemotron_h olmo olmo2 olmo3 olmoe phi phi3 phimoe
     qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next qwen3_vl
     qwen3_vl_moe seed_oss smollm3 solar_open stablelm starcoder2 step3p5 step3p7 vaultgemma
     """.split()  # noqa: SIM905 (a list would take a line a name)
@@ -64,7 +64,7 @@ class ModelShape:
     window_elements: float = 0.0  # that these read for each
     window_flops: float = 0.0
     kept_elements: float = 0.0  # those of them that stay in memory beyond the window
-    state_bytes: float = 0.0  # read and written for a sequence of any length
+    state_bytes: float = 0.0  # read and written for a sequence of any length, twice what they take
 
     @classmethod
     def from_config(
@@ -171,21 +171,25 @@ class ModelShape:
         """
         config = decoder_of(config)
         quantization, layers = quantization_of(config), layers_of(config)[-1:]
+        names = ("mtp.layers.0", f"layers.{config['num_hidden_layers']}")  # of its layer, in files of some models and others
         for name in ("layers_block_type", "hybrid_override_pattern"):
             if blocks := config.get(f"mtp_{name}"):
                 layers = layers_of({**config, name: blocks})
         matrices = [(name, count) for layer in layers for name, count in layer.matrices.items()]
         experts = sum(count for name, count in matrices if name in MIXTURES)
         own, logits = sum(count for _, count in matrices) + 2 * target.hidden**2, target.vocabulary * target.hidden
-        size = quantization.bytes_of("mtp.layers.0.self_attn.q_proj") if quantization else target.weight_bytes
+
+        def size_of(part: str) -> float:
+            return max(quantization.bytes_of(f"{name}.{part}") for name in names) if quantization else 0.0
+
         return replace(
             target,
             parameters=own + logits,
             layers=1,
-            weight_bytes=size,
+            weight_bytes=size_of("self_attn.q_proj") or target.weight_bytes,
             experts=target.experts if experts else 0,
             expert_parameters=experts / target.experts if experts else 0.0,
-            expert_bytes=quantization.bytes_of(f"mtp.layers.0.{MIXTURES[0]}") if quantization and experts else 0.0,
+            expert_bytes=size_of(MIXTURES[0]) if experts else 0.0,
             tied=True,
             last_parameters=logits,
             stored_parameters=own,
@@ -197,6 +201,16 @@ class ModelShape:
     def at_once(self) -> ModelShape:
         """Return the shape of a draft that drafts in one pass, with logits of every row."""
         return replace(self, first_parameters=self.parameters, last_parameters=0.0)
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether it drafts in one pass, which leaves no matrix for later steps."""
+        return self.first_parameters == self.parameters
+
+    @property
+    def output_parameters(self) -> float:
+        """Parameters of the matrix that makes the logits."""
+        return self.last_parameters or self.vocabulary * self.hidden
 
     @property
     def shared_parameters(self) -> float:
@@ -222,7 +236,7 @@ class ModelShape:
 
     def read_bytes(self, experts: float) -> float:
         """Return the bytes of weights that a step reads which touches so many experts of each layer."""
-        head = 0.0 if self.last_parameters else self.vocabulary * self.hidden
+        head = self.output_parameters
         body = self.shared_parameters - self.looked_up - head
         return (
             body * self.weight_bytes
@@ -232,10 +246,13 @@ class ModelShape:
 
     @property
     def later(self) -> ModelShape:
-        """The shape by which later steps of a round are worked out: no matrix is left of what drafts in one pass."""
-        left = self.parameters - self.first_parameters
-        some: dict[str, Any] = {} if left else {"expert_parameters": 0.0, "embedded": 0.0, "vocabulary": 0}
-        return replace(self, parameters=left, first_parameters=0.0, **some)
+        """The shape by which later steps of a round are worked out."""
+        return replace(self, parameters=self.parameters - self.first_parameters, first_parameters=0.0)
+
+    @property
+    def of_prompt(self) -> ModelShape:
+        """The shape by which a prefill is worked out: of the logits it needs the last token's alone."""
+        return replace(self, last_parameters=self.output_parameters)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -245,6 +262,11 @@ class ModelShape:
         if not (self.token_elements or self.window):
             return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
         return (self.token_elements + self.kept_elements) * self.kv_bytes
+
+    def stored_bytes(self, context: float) -> float:
+        """Bytes of memory that the KV cache and the states of one sequence with `context` tokens take."""
+        in_window = min(context, self.window) * (self.window_elements - self.kept_elements) * self.kv_bytes
+        return context * self.kv_bytes_per_token + in_window + self.state_bytes / 2
 
     def cache_bytes(self, context: float) -> float:
         """Bytes of the KV cache and of states that a step reads of one sequence with `context` tokens."""

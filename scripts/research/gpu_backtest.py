@@ -47,6 +47,7 @@ from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.rounds import StepTimes, full_round_costs
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import StepTable
+from alphaprof.errors import OptionInvalid
 
 CALIBRATION = Path(__file__).parent.parent.parent / "tests" / "golden" / "gpu"
 COLUMNS = ("model", "bench", "batch", "tp", "steps", "topk", "base", "accept_length", "speedup")
@@ -111,42 +112,37 @@ def read_rows(
     path: Path, configs: Path, models: Path | None, gpu: str = "h200", context: int = 600
 ) -> tuple[list[Row], list[str]]:
     """Return the chains of a file, and what was left out, in words. `gpu`, `context`: of throughputs. Raises `SystemExit`
-    for a file that is not one of rows, a model without configs, and a GPU that is not known.
+    for a file that is not one of rows, a model without configs, a GPU that is not known, and impossible numbers.
     """
     named = {}
     if models is not None:
-        with models.open(newline="", encoding="utf-8") as file:
-            named = {line["model"]: (line["target"], line["head"]) for line in csv.DictReader(file)}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
-    except OSError as error:
-        raise SystemExit(f"cannot read {path}: {error.strerror}\nhint: name a CSV of published rows") from None
+        named = {line["model"]: (line["target"], line["head"]) for line in lines_of(models, ("model", "target", "head"))}
+    lines = lines_of(path)
     cells = bool(lines) and "round_ms" in lines[0]
-    wanted = CELL_COLUMNS if cells else COLUMNS
-    if missing := [name for name in wanted if lines and name not in lines[0]]:
-        raise SystemExit(f"{path} has no column {', '.join(missing)}\nhint: its columns are {', '.join(wanted)}")
+    lines = lines_of(path, CELL_COLUMNS if cells else COLUMNS)
     shapes: dict[tuple[str, str], tuple[ModelShape, ModelShape] | None] = {}
     left_out: list[str] = []
     rows: list[Row] = []
-    for line in lines:
+    for number, line in enumerate(lines, 2):
         files = (line["target"], line["head"]) if cells else named.get(line["model"]) or files_of(line["model"], configs)
         if files not in shapes:
             try:
-                target, head = (json.loads((configs / name).read_text()) for name in files)
+                target, head = (json.loads((configs / name).read_text(encoding="utf-8")) for name in files)
                 shape = ModelShape.from_config(target)
                 shapes[files] = shape, ModelShape.of_head(head, shape)
-            except (LookupError, OSError) as reason:
+            except (LookupError, OSError, ValueError, TypeError, AttributeError) as reason:
                 shapes[files] = None
                 left_out.append(f"{line.get('model') or files[0]}: {reason.args[-1]}")
         known = shapes[files]
-        if known is not None and cells and line["base_ms"] and line["round_ms"]:
-            rows.append(cell_row(line, *known))
-        elif known is not None and not cells and line["topk"] == "1":
-            words = (line[name] for name in ("model", "bench"))
-            counts = (int(line[name]) for name in ("batch", "tp", "steps"))
-            values = (float(line[name]) for name in ("base", "accept_length", "speedup"))
-            rows.append(Row(*words, *counts, *values, *known, gpu, context))
+        try:
+            if known is not None and cells and line["base_ms"] and line["round_ms"]:
+                rows.append(cell_row(line, *known))
+            elif known is not None and not cells and line["topk"] == "1":
+                counts = (int(number_in(line, name)) for name in ("batch", "tp", "steps"))
+                values = (number_in(line, name) for name in ("base", "accept_length", "speedup"))
+                rows.append(Row(line["model"], line["bench"], *counts, *values, *known, gpu, context))
+        except ValueError as error:
+            raise SystemExit(f"{path}, line {number}: {error}\nhint: correct the row, or leave it out") from None
     odd = {(row.source, row.model) for row in rows if row.tau / row.speedup < IMPOSSIBLE}
     unlike = "rounds published as cheaper than a decode step: the baseline ran otherwise; measure both alike"
     rows = [replace(row, regime=unlike) if (row.source, row.model) in odd else row for row in rows]
@@ -157,17 +153,36 @@ def read_rows(
     return rows, left_out
 
 
+def lines_of(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the rows of a CSV, with empty cells where one ends early. Raises `SystemExit` for one without some columns."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file, restval=""))
+    except (OSError, ValueError, csv.Error) as error:
+        raise SystemExit(f"cannot read {path}: {error}\nhint: name a CSV file in UTF-8") from None
+    if missing := [name for name in columns if lines and name not in lines[0]]:
+        raise SystemExit(f"{path} has no column {', '.join(missing)}\nhint: its columns are {', '.join(columns)}")
+    return lines
+
+
+def number_in(line: Mapping[str, str], name: str, usual: str = "") -> float:
+    """Return the number in a cell, or the usual one if that is empty. Raises `ValueError` for none above 0."""
+    text = (line.get(name) or usual).strip()
+    if not 0 < (value := float(text) if re.fullmatch(r"[\d.eE+-]+", text) else 0.0) < math.inf:
+        raise ValueError(f"{name} is {text!r}, and no number above 0")
+    return value
+
+
 def cell_row(line: Mapping[str, str], target: ModelShape, head: ModelShape) -> Row:
     """Return a measured round as a row."""
     if line["gpu"] not in ACCELERATORS:
-        raise SystemExit(
-            f"the figures of {line['gpu']} are not known\nhint: choose one of {', '.join(sorted(ACCELERATORS))}"
-        )
-    batch, steps, base_ms = int(line["batch"]), int(line["K"]), float(line["base_ms"])
-    tau, mode = float(line.get("tau") or 1), line.get("mode") or "graph"
+        known = ", ".join(sorted(ACCELERATORS))
+        raise SystemExit(f"the figures of {line['gpu']} are not known\nhint: choose one of {known}")
+    batch, steps, base_ms = int(number_in(line, "batch")), int(number_in(line, "K")), number_in(line, "base_ms")
+    tau, mode = number_in(line, "tau", "1"), line.get("mode") or "graph"
     if line.get("weight", "16") == "awq4":
         target = replace(target, weight_bytes=AWQ_BYTES, head_bytes=2.0)
-    kv_bytes = float(line.get("kv") or 16) / 8
+    kv_bytes = number_in(line, "kv", "16") / 8
     version = re.search(r"(\d+)\.(\d+)", line.get("version") or "")
     regime = ""
     if version and (int(version[1]), int(version[2])) < OLDEST:
@@ -177,21 +192,23 @@ def cell_row(line: Mapping[str, str], target: ModelShape, head: ModelShape) -> R
     elif mode != "graph":
         regime = f"{mode}: launches take their time; measure a step and a round"
     waits = line.get("kind") == "wall_group"
+    if waits and not 1 <= tau <= steps + 1:
+        raise ValueError(f"tau is {tau:g}, and a round of {steps} drafts emits 1 to {steps + 1} tokens")
     return Row(
         model=line.get("model") or Path(line["target"]).stem,
         bench=line.get("workload") or "",
         batch=batch,
-        tp=int(line.get("tp") or 1),
+        tp=int(number_in(line, "tp", "1")),
         steps=steps,
         base=1000 * batch / base_ms,
         tau=tau,
-        speedup=tau * base_ms / float(line["round_ms"]),
+        speedup=tau * base_ms / number_in(line, "round_ms"),
         target=replace(target, kv_bytes=kv_bytes),
         head=head,
         gpu=line["gpu"],
-        context=round(float(line["context"])),
+        context=round(number_in(line, "context")),
         source=line.get("source") or "yours",
-        slowest=slowest(tau, steps, int(line["output"]), batch) if waits else 1.0,
+        slowest=slowest(tau, steps, int(number_in(line, "output")), batch) if waits else 1.0,
         regime=regime,
     )
 
@@ -240,11 +257,6 @@ def step_times(row: Row, preset: str) -> StepTimes:
     return StepTable(rows).times("head", row.steps, row.batch, row.context)
 
 
-def with_requests(tau: float, cost_: float, share: float) -> float:
-    """Return the speedup of throughput if a share of the base time is not decoding."""
-    return tau / ((1 - share) * cost_ + share * tau)
-
-
 def request_shares(rows: Sequence[Row], costs: Sequence[float]) -> dict[tuple[str, int], float]:
     """Fit f to each benchmark and batch: least squares of the logarithms."""
     found = {}
@@ -269,7 +281,8 @@ def fitted(rows: Sequence[Row], preset: str) -> dict[str, float]:
         if len({row.batch for row in rows}) == 1:
             del start["compute"]
     else:
-        start = {name: value for name, value in FITTED.items() if name != "expert_layer_us" or rows_with_experts(rows)}
+        experts = any(row.target.experts for row in rows)
+        start = {name: value for name, value in FITTED.items() if name != "expert_layer_us" or experts}
 
     def residuals(values: Sequence[float]) -> list[float]:
         tried = with_overheads(preset, dict(zip(start, map(float, values), strict=True)))
@@ -288,11 +301,6 @@ def fitted(rows: Sequence[Row], preset: str) -> dict[str, float]:
     values = list(start.values())
     best = least_squares(residuals, values, bounds=(least, most), x_scale=values, diff_step=1e-2)
     return dict(zip(start, map(float, best.x), strict=True))
-
-
-def rows_with_experts(rows: Sequence[Row]) -> bool:
-    """Return whether any target is a mixture of experts."""
-    return any(row.target.experts for row in rows)
 
 
 def with_overheads(preset: str, values: Mapping[str, float]) -> str:
@@ -324,8 +332,8 @@ def fitted_preset(rows: Sequence[Row], preset: str, values: Mapping[str, float],
 
 
 def predicted(row: Row, cost_: float, share: float) -> float:
-    """Return the speedup that is computed for a row."""
-    return with_requests(row.tau, cost_, share) / row.slowest
+    """Return the speedup of throughput that is computed for a row, a share of whose base time is not decoding."""
+    return row.tau / ((1 - share) * cost_ + share * row.tau) / row.slowest
 
 
 def judged(rows: Sequence[Row], preset: str, shares: Mapping[tuple[str, int], float]) -> list[Judged]:
@@ -398,6 +406,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="the fitted preset, for costs: {preset: FILE.json}")
     parser.add_argument("--format", default="terminal", choices=("terminal", "json"))
     given = parser.parse_args()
+    if given.out and not given.fit:
+        raise SystemExit("--out has nothing to write without --fit\nhint: add --fit, or leave --out out")
+    try:
+        preset_of(given.preset or "none")
+    except OptionInvalid as error:
+        raise SystemExit(f"{error}\nhint: {error.hint}") from None
     rows, left_out = read_rows(given.rows, given.configs, given.models, given.accelerator, given.context)
     if not any(not row.regime for row in rows):
         raise SystemExit(

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.commands.predict import Prediction, build_prediction, computed_cost
+from alphaprof.commands.predict import Prediction, build_prediction, computed_cost, read_pair
 from alphaprof.config.hardware import PRESETS
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import roofline_ms
@@ -194,7 +194,7 @@ def test_a_model_card_and_two_configs_give_a_speedup_with_its_interval(console_s
     assert elsewhere["gammas"][0]["high"] / elsewhere["gammas"][0]["speedup"] == pytest.approx(1.25**2)
 
 
-def test_the_gamma_of_every_load_comes_first(console_script: Runner) -> None:
+def test_the_gamma_of_every_load_comes_first(console_script: Runner, tmp_path: Path) -> None:
     """Each load is that of a prediction of its own; neighbors share a gamma that is not surely slower."""
     rates = ("--rates", "0.5,0.2,0.1", "--accelerator", "a100-80gb")
     found = json.loads(printed(console_script, *CARD, *rates, "--format", "json"))
@@ -217,11 +217,12 @@ def test_the_gamma_of_every_load_comes_first(console_script: Runner) -> None:
         changes.add(load["gamma"])
     assert len(changes) > 1
     text = printed(console_script, *CARD, *rates)
-    assert text.startswith(
-        "head-llama-3.1-8b.json by a roofline of a100-80gb: best gamma, speedup of decoding / of throughput"
-    )
+    assert text.startswith("eagle3 by a roofline of a100-80gb: best gamma, speedup of decoding / of throughput")
     assert "n/a: no step times there, or its caches exceed the memory" in text
     assert f"throughput: {loads[8, 1024]['throughput']['value']:.2f}x [" in text
+    large = on_files(tmp_path, TARGET | {"num_hidden_layers": 400}, EAGLE3, alpha=0.7, gamma=3)
+    assert "target and caches of 1 sequence do not fit in the memory of h200: raise --tp" in printed(console_script, *large)
+    assert "do not fit" not in printed(console_script, *large, "--tp", "2")
     never = printed(console_script, *CARD, "--rates", "0.02")
     assert "off: decoding is faster without the draft" in never
     assert "throughput: 0" not in never
@@ -246,7 +247,9 @@ def test_configs_that_cannot_be_counted_end_in_two_lines(console_script: Runner,
     code, _, errors = console_script("predict", *given)
     assert (code != 0, "quantized by hqq, whose bytes are not known: give --weight-bytes" in errors) == (True, True)
     code, text, _ = console_script("predict", *given, "--weight-bytes", "1")
-    assert (code, "you changed its numbers" in " ".join(text.split())) == (0, True)
+    assert (code, "you set weight_bytes, so the error is" in " ".join(text.split())) == (0, True)
+    code, _, errors = console_script("predict", *given, "--weight-bytes", "-1")
+    assert (code, "--weight-bytes is -1" in errors) == (2, True)
     code, _, errors = console_script("predict", "--alpha", "0.7", "--target-config", given[-1], "--draft-config", given[-1])
     assert (code, "is a draft head" in errors) == (2, True)
     files = {"unknown": '{"model_type": "gpt2"}', "short": '{"model_type": "llama"}', "list": "[]"}
@@ -360,7 +363,7 @@ def test_one_pass_runs_over_the_verified_and_the_drafted_rows(console_script: Ru
 
 
 def test_a_head_with_experts_reads_those_that_tokens_touch(console_script: Runner, tmp_path: Path) -> None:
-    """As many parameters without experts cost more; in one pass nothing is left for later steps."""
+    """As many parameters without experts cost more."""
     experts = {"n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
     for draft in (EAGLE3, DFLASH):
         mixture = ModelShape.of_head(draft | experts, ModelShape.from_config(TARGET))
@@ -372,7 +375,6 @@ def test_a_head_with_experts_reads_those_that_tokens_touch(console_script: Runne
             given = on_files(tmp_path, TARGET, config, alpha=0.7, gamma=3, format="json")
             firsts.append(json.loads(printed(console_script, *given))["computed"]["draft_first_ms"][0])
         assert firsts[0] < firsts[1]
-    assert (mixture.later.parameters, mixture.later.active_parameters) == (0, 0)
 
 
 @each("changes", [{"hidden_size": 5120}, {"vocab_size": 128256}])
@@ -387,6 +389,10 @@ def test_a_head_of_another_target_is_refused(changes: dict[str, int], console_sc
 
 def test_settings_of_other_types_end_in_two_lines(console_script: Runner, tmp_path: Path) -> None:
     odd = {"quantization_config": "fp8"}, {"layer_types": 3, "sliding_window": 4}, {"moe_layer_freq": [1], "num_experts": 4}
+    odd += ({"hidden_size": 10**15, "num_experts": "4", "moe_intermediate_size": 8},)  # petabytes of the text
+    experts = {"num_experts": 4, "moe_intermediate_size": 8}
+    odd += tuple(experts | {"num_experts_per_tok": used} for used in (-1, 5, {"a": 1}))
+    odd += ({"model_type": "gpt_oss", "sliding_window": "x"} | experts | {"num_experts_per_tok": 1},)
     drafts = DFLASH | {"block_size": "16"}, EAGLE3 | {"vocab_size": "x"}, EAGLE3 | {"transformer_layer_config": [1]}
     for target, draft in [(TARGET | part, EAGLE3) for part in odd] + [(TARGET, part) for part in drafts]:
         code, output, errors = console_script("predict", *on_files(tmp_path, target, draft, alpha=0.7))
@@ -524,7 +530,7 @@ def of_engines() -> Iterator[str]:
     for (name, split), batch in product((("Llama-3.1-8B", ""), ("Qwen3-30B-A3B", ", TP 4")), (1, 8)):
         target, head = (CONFIGS / f"{kind}{name.lower()}.json" for kind in ("", "head-"))
         setting = RooflineCosts(source="roofline", accelerator="h200", tp=4 if split else 1, preset="sglang-h200")
-        cost = computed_cost(target, head, setting, batch, 1024, 8)
+        cost = computed_cost(read_pair(target, head), setting, batch, 1024, 8)
         found = [build_prediction(alpha, cost) for alpha in (GENERIC, CUSTOM)]
         cells = [of_best((each.best_gamma, each.gammas[each.best_gamma - 1].speedup)) for each in found]
         yield f"| {name}{split}, batch {batch} | {' | '.join(cells)} |"

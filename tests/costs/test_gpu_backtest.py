@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.config.hardware import ACCELERATORS, PRESETS, preset_of
+from alphaprof.config.load import load_profile
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import accuracy, roofline_rows
 from alphaprof.costs.rounds import full_round_costs, time_by_step
@@ -149,13 +150,68 @@ def test_a_preset_of_ones_own_is_fitted_to_four_rounds_and_used(tmp_path: Path) 
         assert backtest(rows=measured)["errors"][0]["worst"] > 10
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"like": "other"}', '{"like": "none", "layer_ns": 3}'])
+ROUNDS = "gpu,target,head,batch,context,K,base_ms,round_ms,kind,tau,output\n"
+ROW = "l40s,llama-3.1-8b.json,head-llama-3.1-8b.json,1,1152,1,23.79,25.97,wall_group,1.5,64\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (ROUNDS + ROW + ROW.replace("23.79", "fast"), "line 3: base_ms is 'fast', and no number above 0"),
+        (ROUNDS + ROW.replace("25.97", "0"), "line 2: round_ms is '0', and no number above 0"),
+        (ROUNDS + ROW.replace("1.5,", "9,"), "tau is 9, and a round of 1 drafts emits 1 to 2 tokens"),
+        (ROUNDS + ROW.replace("1.5,64", ""), "line 2: output is ''"),
+        (ROUNDS + "l40s\n", "no row of"),
+        (ROUNDS + ROW.replace(",head-llama-3.1-8b.json", ",../README.md"), "Expecting value"),
+        (ROUNDS.replace("base_ms", "ms") + ROW, "has no column base_ms"),
+        ("", "no row of"),
+    ],
+)
+def test_rows_that_cannot_be_read_end_in_two_lines(content: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(content)
+    first, second = refused(tmp_path / "rows.csv")
+    assert problem in first
+    assert second.startswith("hint: ")
+
+
+def test_options_that_cannot_be_followed_end_in_two_lines(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROUNDS + ROW)
+    for options in (("--out", "x.json"), ("--preset", "other"), ("--preset", "gone.json"), ("--models", tmp_path / "gone")):
+        assert refused(tmp_path / "rows.csv", *options)[1].startswith("hint: ")
+
+
+def refused(rows: Path, *options: str | Path) -> tuple[str, str]:
+    """The two lines with which the script ends."""
+    script = ROOT / "scripts" / "research" / "gpu_backtest.py"
+    main = runpy.run_path(str(script))["main"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(each) for each in (script, rows, "--configs", GOLDEN / "configs", *options)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    first, second = str(ended.value).splitlines()
+    return first, second
+
+
+OTHERS = ['{"like": "none", "factor": "2"}', '{"like": "none", "step_ms": -1}', '{"like": "none", "layer_us": Infinity}']
+OTHERS += ['{"like": "none", "accelerator": "x"}', '{"like": "none", "efficiency": {"memory": 0}}', '{"like": []}']
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"like": "other"}', '{"like": "none", "layer_ns": 3}', *OTHERS])
 def test_a_file_that_is_no_preset_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(text)
     with pytest.raises(OptionInvalid, match=r"mine\.json is no preset"):
         preset_of(str(tmp_path / "mine.json"))
     with pytest.raises(OptionInvalid, match=r"no overheads are known for 'other'"):
         preset_of("other")
+
+
+def test_a_profile_whose_preset_is_gone_is_refused_before_models_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(
+        "target: {model: m}\ndrafts: {n: {kind: prompt_lookup}}\ndata: [{domain: a, path: x.jsonl, prompt: '{p}'}]\n"
+        "costs: {source: roofline, accelerator: h200, preset: gone.json}\n"
+    )
+    with pytest.raises(OptionInvalid, match=r"gone\.json is no preset"):
+        load_profile(tmp_path / "my.yaml")
 
 
 SIZES = [shapes(name) for name in ("llama-3.1-8b", "qwen3-30b-a3b")]
@@ -249,6 +305,29 @@ def test_a_quantized_target_is_off_its_ground() -> None:
         assert found == 1.25**2
         assert "quantized" in words
     assert accuracy(VLLM, 1, 600, dataclasses.replace(target, weight_bytes=4.0))[0] == 1.15
+    mixture, h200 = shapes("qwen3-30b-a3b")[0], (SGLANG, 1, 600)
+    assert accuracy(*h200, mixture)[0] == 1.25
+    assert "quantized" in accuracy(*h200, dataclasses.replace(mixture, expert_bytes=0.5))[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_step", "why"),
+    [
+        ({"window": 128, "window_elements": 1.0}, True, "attend to all of the context, and this one does not"),
+        ({"state_bytes": 1.0}, True, "attend to all of the context, and this one does not"),
+        ({}, False, "heads that draft token by token"),
+    ],
+)
+def test_a_reason_names_what_is_unlike_published_rounds(changes: dict[str, Any], by_step: bool, why: str) -> None:
+    """And not numbers that nobody changed. A context within the window is read as any other."""
+    wide = dataclasses.replace(shapes("llama-3.1-8b")[0], window=600, window_elements=1.0)
+    assert accuracy(VLLM, 1, 600, wide)[0] == 1.15
+    found, words = accuracy(VLLM, 1, 600, dataclasses.replace(shapes("llama-3.1-8b")[0], **changes), by_step=by_step)
+    assert (found, why in words, "you" in words) == (1.25**2, True, False)
+    assert (
+        "you set weight_bytes and kv_bytes"
+        in accuracy(VLLM.model_copy(update={"weight_bytes": 1.0, "kv_bytes": 1.0}), 1, 1)[1]
+    )
 
 
 def test_regimes_that_no_constant_describes_are_named_with_what_to_measure() -> None:

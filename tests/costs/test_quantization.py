@@ -111,3 +111,15 @@ def test_steps_read_the_bytes_of_each_part() -> None:
     assert shape.total_weight_bytes == 2 * attention + 0.5625 * 4 * expert + 2 * 2 * head
     assert shape.cache_bytes(3) == 3 * 2 * 2 * 8
     assert ModelShape.from_config(config, 1.0, 2.0).read_bytes(1) == attention + expert + head
+
+
+@each("ignored", ["mtp.layers.0*", "model.layers.2*"])
+def test_an_mtp_module_has_the_bytes_of_its_layer_and_of_the_targets_output_head(ignored: str) -> None:
+    """Whose name in the files is its own, or that of the layer behind the last."""
+    sizes = {"model_type": "qwen3", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 10}
+    config = sizes | {"num_attention_heads": 2, "quantization_config": BESIDE | {"ignore": ["lm_head"]}}
+    module = ModelShape.of_mtp(config, ModelShape.from_config(config))
+    matrices = 4 * 8 * 8 + 3 * 8 * 16 + 2 * 8 * 8
+    assert module.read_bytes(0) == 0.5625 * matrices + 2 * 10 * 8
+    config["quantization_config"] = BESIDE | {"ignore": ["lm_head", ignored]}
+    assert ModelShape.of_mtp(config, ModelShape.from_config(config)).read_bytes(0) == 2 * matrices + 2 * 10 * 8

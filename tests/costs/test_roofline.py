@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 
 from alphaprof.config.hardware import ACCELERATORS, PRESETS, Accelerator
 from alphaprof.config.options import RooflineCosts
-from alphaprof.costs.cost_model import roofline_ms, roofline_rows, shape_of
+from alphaprof.costs.cost_model import fits, roofline_ms, roofline_rows, shape_of
 from alphaprof.costs.roofline import (
     Efficiency,
     Load,
@@ -314,6 +314,18 @@ def test_what_a_draft_takes_of_the_targets_memory_by_hand() -> None:
     assert draft_memory(dataclasses.replace(TOY, parameters=3000), TOY, 6000) is None
 
 
+def test_memory_holds_all_that_is_kept_on_every_device_that_keeps_it() -> None:
+    """Also what a step does not read of a sparse cache, and a copy on each device beyond the number of KV heads."""
+    sparse = dataclasses.replace(TOY, token_elements=1.0, window=4, window_elements=3.0, kept_elements=3.0)
+    assert (sparse.cache_bytes(100), sparse.stored_bytes(100)) == (2 * (100 + 4 * 3), 2 * 4 * 100)
+    sliding = dataclasses.replace(sparse, kept_elements=0.0, state_bytes=10.0)
+    assert (sliding.cache_bytes(100), sliding.stored_bytes(100)) == (2 * (100 + 4 * 3) + 10, 2 * (100 + 4 * 3) + 5)
+    two = dataclasses.replace(TOY, parameters=1e11, token_elements=1e5, kv_heads=2)  # 200 GB, and 0.2 MB a token
+    four, place = RooflineCosts(source="roofline", accelerator="h200", tp=4), (1, 1_500_000)
+    assert fits(four, dataclasses.replace(two, kv_heads=4), *place)  # 300 of 364 GB
+    assert not fits(four, two, *place)
+
+
 TARGET, SMALL = ModelShape.from_config(LLAMA), ModelShape.from_config(QWEN3)
 DRAFTS = {"small": SMALL, "ngram": None}
 PLAIN = RooflineCosts(source="roofline", accelerator="h100-sxm")
@@ -350,6 +362,29 @@ def test_a_head_has_first_steps_over_every_number_of_verified_tokens_and_a_later
     assert times["draft_first", 1] - times["draft", 1] == pytest.approx(joining - 0.25)
     steps = StepTable(found).times("eagle", 2, 8, 512)
     assert list(steps.draft_first) == [1, 2, 3]
+
+
+def test_a_head_in_one_pass_runs_over_the_rows_that_it_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside those that were verified, as a model's step in an engine; none of its later steps takes time."""
+    monkeypatch.setitem(PRESETS, "own", dataclasses.replace(PRESETS["none"], draft_ms=0.25, layer_us=10.0))
+    shape = SMALL.at_once()
+    setting = PLAIN.model_copy(update={"preset": "own"})
+    found = roofline_rows(TARGET, {"dflash": shape}, setting, 4, (8,), (512,), (), ["dflash"])
+    times = {(row.step, row.tokens): row.ms for row in found if row.model == "dflash"}
+    assert times["draft", 1] == 0
+    for tokens in (1, 5):
+        kernels = roofline_ms(PLAIN, shape, False, tokens + 3, 8, 512)
+        assert times["draft_first", tokens] == pytest.approx(kernels + 0.25 + 28 * 0.01)
+
+
+def test_a_prompt_needs_the_logits_of_its_last_token_alone() -> None:
+    """Of a target, of a draft model and of what drafts in one pass."""
+    body = TARGET.parameters - 2 * 128256 * 4096
+    for shape in (TARGET, TARGET.at_once()):
+        found = roofline_rows(TARGET, {"draft": shape}, PLAIN, 1, (1,), (0,), (4096,), ["draft"])
+        (ms,) = (row.ms for row in found if (row.model, row.step) == ("draft", "prefill"))
+        computing = 2 * (4096 * body + 128256 * 4096) / (0.66 * 989e12)
+        assert ms == pytest.approx(1000 * (computing + 2 * (body + 128256 * 4096) / (0.8 * 3.35e12)), rel=1e-6)
 
 
 def test_a_decode_step_by_hand() -> None:

@@ -17,7 +17,7 @@ from alphaprof.profiling.models.load import shape_of
 from tests.loops import each
 
 # Of families that transformers has no config of: its own code, or the decoder's words are those of another.
-ELSEWHERE = {"deepseek", "deepseek_ref", "kimi_k2", "mimo", "minimax_m1", "minimax_m3", "minimax_text_01", "nemotron-nas"}
+ELSEWHERE = {"deepseek", "deepseek_ref", "kimi_k2", "mimo", "minimax_m1", "minimax_text_01"}
 ELSEWHERE |= {"step3p5", "step3p7"}
 DELTA = {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4, "full_attn_layers": [4, 8, 12, 16, 20, 24, 27]}
 DELTA |= {"kda_layers": [layer for layer in range(1, 27) if layer % 4]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ class OnePass(HeadNetwork):
     def shape(self) -> ModelShape | None:
         """See `HeadNetwork`."""
         shape = super().shape()  # type: ignore[safe-super]
-        return None if shape is None else replace(shape, first_parameters=shape.parameters)
+        return None if shape is None else shape.at_once()
 
 
 class OnePassCache:

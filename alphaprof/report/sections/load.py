@@ -25,7 +25,7 @@ def draw(report: RunReport) -> Iterator[Block]:
     if len(loads) < 2:
         return
     yield load_table(loads, f"{report.answer.draft} on the whole traffic")
-    limit = "none of these" if traffic.pays_up_to is None else f"up to {traffic.pays_up_to} at a time"
+    limit = "at no concurrency" if traffic.pays_up_to is None else f"up to {traffic.pays_up_to} at a time"
     context = fmt.count(traffic.load[0].context)
-    yield f"at the traffic's own context, {context}, the lower bound reaches {traffic.min_speedup:g}x at {limit}"
+    yield f"at the traffic's own context, {context}, the lower bound reaches {traffic.min_speedup:g}x {limit}"
     yield throughput_of(report, loads)
