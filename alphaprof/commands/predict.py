@@ -423,7 +423,7 @@ def computed_cost(
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    from alphaprof.profiling.models.hub import CONFIG, quantization_beside  # pyarrow, which formulas do without
+    from alphaprof.profiling.models.hub import quantization_beside  # pyarrow, which formulas do without
 
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -433,7 +433,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise CostsUnreadable(f"{path} is not a JSON object", "name the model's config.json")
-    beside, declared = quantization_beside(path.parent) if path.name == CONFIG else None, config.get("quantization_config")
+    beside, declared = quantization_beside(path), config.get("quantization_config")
     if beside is None or not isinstance(declared, dict | None):
         return config
     return config | {"quantization_config": beside | (declared or {})}

@@ -422,6 +422,11 @@ def test_quantization_is_read_from_either_file(console_script: Runner, tmp_path:
         return found
 
     algorithm = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    prefixed = [tmp_path / "target" / f"NAME_{name}config.json" for name in ("", "hf_quant_")]  # as people collect them
+    for path, content in zip(prefixed, ({**TARGET}, {"quantization": algorithm}), strict=True):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+    assert "modelopt fp8" in read_pair(prefixed[0], prefixed[0]).read[0]
     files = computed(beside=algorithm), computed({"quant_method": "fp8"}), computed(beside=algorithm, context=0)
     assert files[0]["decode_ms"] == files[1]["decode_ms"]
     plain = computed()

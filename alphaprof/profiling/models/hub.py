@@ -276,15 +276,18 @@ def settings_in(folder: Path) -> list[dict[str, Any]]:
     config = _described(folder / CONFIG)
     groups = [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
     declared = any(group.get("quantization_config") is not None for group in groups)
-    beside = None if declared else quantization_beside(folder)
+    beside = None if declared else quantization_beside(folder / CONFIG)
     return groups if beside is None else [*groups, {"quantization_config": beside}]
 
 
-def quantization_beside(folder: Path) -> dict[str, Any] | None:
-    """Return how ModelOpt quantized a model's weights, as config.json would say it, from the file beside it; None: there is
-    none, or its weights are not quantized. Raises `ModelUnloadable`.
+def quantization_beside(config: Path) -> dict[str, Any] | None:
+    """Return how ModelOpt quantized a model's weights, as its config.json would say it, from hf_quant_config.json beside it,
+    or NAME_hf_quant_config.json beside NAME_config.json; None: there is none, or its weights are not quantized. Raises
+    `ModelUnloadable`.
     """
-    found = _described(folder / QUANTIZATION).get("quantization")
+    if not config.name.endswith(CONFIG):
+        return None
+    found = _described(config.with_name(config.name.removesuffix(CONFIG) + QUANTIZATION)).get("quantization")
     return {"quant_method": "modelopt", **found} if isinstance(found, dict) and found.get("quant_algo") else None
 
 
