@@ -146,7 +146,7 @@ def sglang(columns: Columns, single: float, acc: float) -> Values:
 
 def ensemble(columns: Columns, weight: float) -> Values:
     """1 - w (1 - sum min(p, q)) = sum min(w p + (1 - w) q, q): d is drawn from q, and verified against w p + (1 - w) q."""
-    return 1.0 - weight * (1.0 - lossless(columns).astype(np.float64))
+    return 1.0 - weight * np.maximum(1.0 - lossless(columns).astype(np.float64), 0.0)  # a sum of min(p, q) may round above 1
 
 
 def tree(columns: Columns, width: int) -> Values:

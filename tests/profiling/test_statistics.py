@@ -271,5 +271,6 @@ print([values.double().sum().item().hex() for columns in found for values in col
 """
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     runs = [subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True) for _ in range(2)]
+    assert list(tmp_path.rglob("*cpu_loops-*")), "no other process has compiled them: " + runs[0].stderr.decode()
     assert runs[0].stdout == runs[1].stdout
     assert list(tmp_path.rglob("*measure*.nbc"))
