@@ -170,8 +170,8 @@ class ModelShape:
         and state, and the target's logits. Raises `LookupError` for configs that lack a number.
         """
         config = decoder_of(config)
-        quantization, layers = quantization_of(config), layers_of(config)[-1:]
-        names = ("mtp.layers.0", f"layers.{config['num_hidden_layers']}")  # of its layer, in files of some models and others
+        quantization, own_layers = quantization_of(config), layers_of(config)
+        names, layers = ("mtp.layers.0", f"layers.{len(own_layers)}"), own_layers[-1:]  # of some models and of others
         for name in ("layers_block_type", "hybrid_override_pattern"):
             if blocks := config.get(f"mtp_{name}"):
                 layers = layers_of({**config, name: blocks})

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
+from alphaprof.config.heads import draft_form
 from alphaprof.costs.layers import EXPERTS, first_of
 from alphaprof.costs.shapes import KNOWN, ModelShape
 from alphaprof.profiling.models.load import shape_of
@@ -89,6 +90,14 @@ def test_a_published_config_has_the_published_size(models: list[str]) -> None:
     if active is not None:  # rounded to a billion; some publishers leave out the input embedding
         used = (shape.active_parameters / 1e9, (shape.active_parameters - shape.looked_up) / 1e9)
         assert any(each == pytest.approx(active, rel=0.03, abs=0.6) for each in used)
+
+
+@each("model", [model for model, config in ROWS_BY_MODEL.items() if draft_form(config, config, config).module])
+def test_an_mtp_module_of_a_published_config_is_read(model: str) -> None:
+    """Also where the layers are listed and not numbered (Nemotron-3-Ultra)."""
+    target = ModelShape.from_config(ROWS_BY_MODEL[model])
+    module = ModelShape.of_mtp(ROWS_BY_MODEL[model], target)
+    assert 0 < module.active_parameters < target.active_parameters
 
 
 TINY: dict[str, Any] = {
