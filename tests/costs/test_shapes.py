@@ -92,12 +92,16 @@ def test_a_published_config_has_the_published_size(models: list[str]) -> None:
         assert any(each == pytest.approx(active, rel=0.03, abs=0.6) for each in used)
 
 
-@each("model", [model for model, config in ROWS_BY_MODEL.items() if draft_form(config, config, config).module])
-def test_an_mtp_module_of_a_published_config_is_read(model: str) -> None:
-    """Also where the layers are listed and not numbered (Nemotron-3-Ultra)."""
-    target = ModelShape.from_config(ROWS_BY_MODEL[model])
-    module = ModelShape.of_mtp(ROWS_BY_MODEL[model], target)
-    assert 0 < module.active_parameters < target.active_parameters
+def test_an_mtp_module_is_read_where_layers_are_listed_and_not_numbered() -> None:
+    """That of Nemotron-3-Ultra: an attention layer and one with experts, and what joins embedding and state."""
+    published = ROWS_BY_MODEL["nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16"]
+    config = published | {"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["attention", "moe"]}
+    assert "num_hidden_layers" not in config
+    assert draft_form(config, config, config).module
+    target = ModelShape.from_config(config)
+    module = ModelShape.of_mtp(config, target)
+    assert (module.layers, module.experts) == (1, target.experts)
+    assert module.expert_parameters == target.expert_parameters / config["layers_block_type"].count("moe")
 
 
 TINY: dict[str, Any] = {
