@@ -305,7 +305,7 @@ def predict(
 ) -> Prediction:
     """Return the prediction that the options of `alphaprof predict` ask for: by the given cost of a round, or by that
     computed from the configs of target and draft on some `hardware` (fields of `RooflineCosts`) at a batch and context, for
-    outputs of so many tokens. Raises `OptionInvalid` for both or neither and for more drafts than a block holds, and what
+    outputs of so many tokens. Raises `OptionInvalid` if both costs or none are given or a block holds fewer drafts, and what
     `build_prediction`, `read_pair` and `computed_cost` raise.
     """
     from alphaprof.config.options import RooflineCosts  # pydantic, which formulas do without

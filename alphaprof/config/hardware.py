@@ -154,6 +154,16 @@ class Preset:
         return self.factor if ACCELERATORS[accelerator].compute_share else self.factor_unmeasured
 
 
+# What kernels of the fitted presets have in common: they read and compute at a time, by shares of each GPU.
+FITTED = Efficiency(
+    memory=0.8,
+    compute=None,
+    expert_reuse=0.7,
+    overlap=2.5,
+    own_cache=True,
+    packed_memory=0.82,
+    packed_compute=0.85,
+)
 # docs/costs.md has their sources and errors.
 PRESETS = {
     "none": Preset("a bare roofline: no overheads", factor=1.67),
@@ -166,15 +176,7 @@ PRESETS = {
         expert_layer_us=28.4,
         round_ms=0.74,
         draft_ms=0.15,
-        efficiency=Efficiency(
-            memory=0.8,
-            compute=None,
-            expert_reuse=0.7,
-            overlap=2.5,
-            own_cache=True,
-            packed_memory=0.82,
-            packed_compute=0.85,
-        ),
+        efficiency=FITTED,
         accelerator="h200",
         batch=8,
         context=4096,
@@ -188,17 +190,7 @@ PRESETS = {
         sequence_ms=0.026,
         round_ms=0.5,
         draft_ms=0.08,
-        efficiency=Efficiency(
-            memory=0.79,
-            compute=None,
-            expert_reuse=0.7,
-            overlap=2.5,
-            own_cache=True,
-            packed_memory=0.82,
-            packed_compute=0.85,
-            verify_cache=2.7,
-            verify_context_ns=33.0,
-        ),
+        efficiency=replace(FITTED, memory=0.79, verify_cache=2.7, verify_context_ns=33.0),
         batch=64,
         context=8192,
         factor_unmeasured=1.20,
@@ -230,7 +222,7 @@ def preset_of(name: str) -> Preset:
 def _check(preset: Preset) -> None:
     """Raise `ValueError` for values that no preset has."""
     if not isinstance(preset.about, str) or preset.accelerator not in (None, *ACCELERATORS):
-        raise ValueError("about is no text, or accelerator is not known")
+        raise ValueError("about must be text, and accelerator null or a name of docs/costs.md")
     for name, value in (vars(preset) | vars(preset.efficiency)).items():
         if name in ("about", "accelerator", "efficiency", "own_cache") or (name, value) == ("compute", None):
             continue

@@ -411,7 +411,7 @@ class ProfileOptions(Options):
 
     def resolved(self, folder: Path) -> ProfileOptions:
         """Return the options with absolute local paths; relative ones start at `folder`, that of the profile file. Raises
-        `OptionInvalid` for a file that is no preset.
+        `OptionInvalid` if the file of `costs.preset` cannot be used.
         """
 
         def located(options: Any, model: ModelOptions) -> Any:

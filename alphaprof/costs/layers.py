@@ -66,10 +66,10 @@ def first_of(config: Mapping[str, Any], *names: str, default: Any = 0) -> Any:
 
 def layers_of(config: Mapping[str, Any]) -> list[Layer]:
     """Return the layers of a decoder. Raises `LookupError` for a config that lacks a number or an entry of a list, and
-    `TypeError` for a size that is no number.
+    `TypeError` if a size is a text or a list.
     """
     if any(isinstance(value, str | list) for key, value in config.items() if key.endswith(SIZES)):
-        raise TypeError("a size is no number")  # which a product would repeat until memory ends
+        raise TypeError("a size is a text or a list, not a number")  # which a product would repeat until memory ends
     blocks = config.get("layers_block_type") or [BLOCKS[key] for key in config.get("hybrid_override_pattern") or ""]
     number = len(blocks) or config["num_hidden_layers"]
     mixtures, kinds = set(_mixtures(config, number)), list(_kinds(config, number))

@@ -20,7 +20,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # up to what the
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 Fields = Mapping[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
-LOOKED_AT = 1000  # lines of a file that is no JSON, to say what it is
+LOOKED_AT = 1000  # first lines of a file that is not JSON, by which its kind is recognized
 MERGE = "merge the chunks of each request into one line: the first and last are needed (see docs/import.md)"
 
 

@@ -208,7 +208,8 @@ class Corpus:
         """
         source, read = self.options.data[index], self.read[index]
         by_column, last = not isinstance(source.domain, str), 0
-        alike = self._alike(index)
+        places = [(other.path, other.name, other.split, other.revision) for other in self.options.data]
+        alike = [place for place, other in enumerate(places) if other == places[index]]  # sources that read the same rows
         taken: Counter[str] = Counter()
         unseen = {name for name in (source.tools, source.chat_template_kwargs) if name}
         for row_number, where, row in numbered:
@@ -244,8 +245,10 @@ class Corpus:
                     break
                 continue
             taken[domain], last = taken[domain] + 1, read.rows
-            if len(alike) > 1 and fields["cluster"] is None:  # a row is one unit, however many sources use it
-                fields["cluster"] = f"{alike[0]}:row {row_number}"
+            label = fields["cluster"]
+            if len(alike) > 1 and label is None:  # a row is one unit, however many sources use it
+                label = f"row {row_number}"
+            fields["cluster"] = None if label is None else f"{alike[0]}:{label}"
             yield {**fields, "domain": domain, "source_row": row_number}
             if taken[domain] == source.limit and not by_column:
                 break
@@ -287,7 +290,7 @@ class Corpus:
         given = given[:limit] if given is not None else None
         fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
         cluster = cell(row, source.cluster, optional=True) if source.cluster else None
-        label = None if cluster is None else f"{self._alike(index)[0]}:{label_of(cluster, source.cluster)}"
+        label = None if cluster is None else label_of(cluster, source.cluster)
         self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
         self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
         begin = self.tokenizer.bos_token_id
@@ -301,11 +304,6 @@ class Corpus:
             "max_new_tokens": limit,
             **policy(continuation, self.served),
         }
-
-    def _alike(self, index: int) -> list[int]:
-        """Return the sources that read the same rows as one of them, itself among them."""
-        read = [(source.path, source.name, source.split, source.revision) for source in self.options.data]
-        return [place for place, other in enumerate(read) if other == read[index]]
 
     def _fit(self, prompt: Ids, new_tokens: int, source: SourceOptions) -> Ids:
         """Return the prompt, if need be without its beginning, so that the document fits the context. Raises `LeftOut`."""
