@@ -156,7 +156,7 @@ def compare(
     Of runs with two targets (fine-tuned, quantized): whether to keep the draft, retrain it or turn it off. If one run was
     imported from an engine, show its values beside the predicted ones, and whether they agree.
     """
-    from alphaprof.commands.compare import compare as compare_sides
+    from alphaprof.commands.compare.comparison import compare as compare_sides
     from alphaprof.config.load import known_rules
     from alphaprof.run.reader import Run, side_of
 

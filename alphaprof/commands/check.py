@@ -43,16 +43,17 @@ from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.notes import once_a_code, text_notes
 from alphaprof.report.pairing import (
     TextPair,
+    changed_facts,
     common_gammas,
     deciding_gamma,
     difference_over,
     over_domains,
     paired_texts,
     require_comparable,
+    surely_one,
 )
 from alphaprof.report.result import contradiction
 from alphaprof.report.stopping import answered_p_min
-from alphaprof.report.target_change import changed_facts, surely_one
 from alphaprof.report.traffic import Judge, basis, why_undecidable
 from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule

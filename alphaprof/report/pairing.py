@@ -17,7 +17,7 @@ from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
 from alphaprof.report.traffic import basis, why_undecidable
 from alphaprof.report.verdict import AUTO, judge
-from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, require_one_scheme
+from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, PARTIAL, ModelFacts, require_one_scheme
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
 from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
@@ -79,7 +79,7 @@ def _totals(pool: DocumentTotals, gamma: int | None) -> Totals:
 
 def require_comparable(first: RunDraft, second: RunDraft) -> None:
     """Raise `NotComparable` if processing, or how an engine served them, differ: a difference would be that of the setting.
-    Targets may differ: `target_change.changed_facts`.
+    Targets may differ: `changed_facts`.
     """
     one, two = first.run.manifest, second.run.manifest
     here, there = first.run.path, second.run.path
@@ -97,6 +97,19 @@ def require_comparable(first: RunDraft, second: RunDraft) -> None:
     if one.tokenizer != two.tokenizer and one.profile.data != two.profile.data:
         problem = f"{here} and {there} have targets with other tokenizers or chat templates, and other data"
         raise NotComparable(problem, "profile both on the same data: their documents are then paired by row")
+
+
+def changed_facts(first: Run, second: Run) -> tuple[str, ...]:
+    """Return in which facts the targets of two runs differ; none: they are one."""
+    one, two = first.manifest, second.manifest
+    odd = [name for name in ("fingerprint", "dtype") if getattr(one.target, name) != getattr(two.target, name)]
+    return (*odd, *(["tokenizer"] if one.tokenizer != two.tokenizer else []))
+
+
+def surely_one(first: ModelFacts, second: ModelFacts) -> bool:
+    """Return whether two models are surely the same."""
+    known = not first.fingerprint.startswith(PARTIAL)
+    return known and (first.fingerprint, first.dtype) == (second.fingerprint, second.dtype)
 
 
 def _must_be_equal(side: RunDraft) -> Iterator[tuple[str, object, str]]:

@@ -31,11 +31,11 @@ import torch
 import yaml
 from transformers import LlamaForCausalLM
 
+from alphaprof.commands.compare.target_change import change_over, deciding_bounds
 from alphaprof.config.load import load_profile
 from alphaprof.costs.rounds import StepTime, StepTimes
 from alphaprof.profiling.profile import profile
 from alphaprof.report.pairing import TextPair, paired_texts
-from alphaprof.report.target_change import change_over, deciding_bounds
 from alphaprof.run.reader import Run, RunDraft
 from tests import tiny
 from tests.runs import Silent

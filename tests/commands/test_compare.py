@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.commands.compare import Comparison, compare
+from alphaprof.commands.compare.comparison import Comparison, compare
 from alphaprof.config.load import changed_question
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render.answer import answer_text

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.check import check_baseline
-from alphaprof.commands.compare import Comparison, compare
+from alphaprof.commands.compare.comparison import Comparison, compare
+from alphaprof.commands.compare.target_change import Moved, TargetChange
 from alphaprof.config.load import load_profile
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
-from alphaprof.report.target_change import Moved, TargetChange
 from alphaprof.run.reader import Run, RunDraft, side_of
 from alphaprof.stats.estimate import Interval
 from tests import tiny as models

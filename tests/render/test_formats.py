@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.check import checked
-from alphaprof.commands.compare import compare
+from alphaprof.commands.compare.comparison import compare
 from alphaprof.commands.export.rates import export_rates
 from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.schema import PUBLISHED, json_schema

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from alphaprof.commands.check import checked
-from alphaprof.commands.compare import compare
+from alphaprof.commands.compare.comparison import compare
 from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
 from alphaprof.errors import RunUnreadable

@@ -25,13 +25,12 @@ from alphaprof.errors import NotComparable
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Command, Small, Verdict, table_of_rows
 from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.pairing import TextPair, difference_over, over_domains
+from alphaprof.report.pairing import TextPair, changed_facts, difference_over, over_domains, surely_one
 from alphaprof.report.result import contradiction
 from alphaprof.report.stopping import answered_p_min
 from alphaprof.report.traffic import Judge
 from alphaprof.report.verdict import Question
 from alphaprof.rules import parse_rule
-from alphaprof.run.manifest import PARTIAL, ModelFacts
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, mean_interval, pooled_share, present, ratio
 from alphaprof.stats.paired import share_difference, weighted_inverse_difference
@@ -195,13 +194,6 @@ def _percent(change: Interval | None) -> fmt.Number:
     return fmt.Number(f"{value:+.1f}%", f"[{low:+.1f}, {high:+.1f}]", change)
 
 
-def changed_facts(first: Run, second: Run) -> tuple[str, ...]:
-    """Return in which facts the targets of two runs differ; none: they are one."""
-    one, two = first.manifest, second.manifest
-    odd = [name for name in ("fingerprint", "dtype") if getattr(one.target, name) != getattr(two.target, name)]
-    return (*odd, *(["tokenizer"] if one.tokenizer != two.tokenizer else []))
-
-
 def target_change(
     first: RunDraft,
     second: RunDraft,
@@ -256,12 +248,6 @@ def target_change(
         moved=tuple(_moved(first, second, shared, pairs, confidence)) if pairs and shared is not None else (),
         command=_scoring_command(first, second) if logs and shared is None else None,
     )
-
-
-def surely_one(first: ModelFacts, second: ModelFacts) -> bool:
-    """Return whether two models are surely the same."""
-    known = not first.fingerprint.startswith(PARTIAL)
-    return known and (first.fingerprint, first.dtype) == (second.fingerprint, second.dtype)
 
 
 def _verdict(

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.commands.compare.target_change import TargetChange, target_change
 from alphaprof.config.engines import ENGINES
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
@@ -18,6 +19,7 @@ from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, OfOneText, Small, Verdict, table_of_rows, text_name
 from alphaprof.report.pairing import (
     TextPair,
+    changed_facts,
     common_gammas,
     deciding_gamma,
     difference_over,
@@ -30,7 +32,6 @@ from alphaprof.report.pairing import (
 )
 from alphaprof.report.result import counted
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.report.target_change import TargetChange, changed_facts, target_change
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.run.reader import Run, RunDraft
