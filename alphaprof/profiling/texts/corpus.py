@@ -111,10 +111,11 @@ class Document:
 
 @dataclass
 class SourceRead:
-    """What was read of a source: how many rows, why some were left out, and the bad ones."""
+    """What was read of a source: how many rows, why some were left out or cut, and the bad ones."""
 
     rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    truncated: Counter[str] = field(default_factory=Counter)
     bad: int = 0
     shown: list[BadRow] = field(default_factory=list)  # the first of them
 
@@ -156,10 +157,20 @@ class Corpus:
     vocabulary: int = INT32_MAX
     served: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the target's own generation config
     limit: int | None = None  # this many documents only
-    skipped: Counter[str] = field(default_factory=Counter)
-    truncated: Counter[str] = field(default_factory=Counter)
     read: list[SourceRead] = field(default_factory=list)  # of each source
     looked: dict[int, Iterator[Numbered]] = field(default_factory=dict)  # rows of a source with those of `look` in front
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Why rows were left out, of all sources; none that `where` does not ask for."""
+        found = sum((read.left_out + Counter({BAD: read.bad}) for read in self.read), Counter[str]())
+        del found[OTHER_ROWS]
+        return found
+
+    @property
+    def truncated(self) -> Counter[str]:
+        """Why documents are shorter than their rows, or sources not read to the end."""
+        return sum((read.truncated for read in self.read), Counter[str]())
 
     def look(self, most: int) -> None:
         """Read each source's first `most` rows, and on to its first document, so that wrong data are found before a model
@@ -177,8 +188,6 @@ class Corpus:
         """Documents with consecutive numbers. Raises the errors of `rows`, and those of sources without documents or with
         more than `bad_rows` bad rows.
         """
-        self.skipped.clear()
-        self.truncated.clear()
         self.read = [SourceRead() for _ in self.options.data]
         first = {index: self._rows(index) for index in range(len(self.options.data))} | self.looked
         self.looked.clear()
@@ -202,17 +211,14 @@ class Corpus:
         return rows(source, sorted(roots))
 
     def _source(self, index: int, numbered: Iterator[Numbered], most: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the documents of one source, all of their fields but the number. Where a column names the domain, rows are
-        read to the end for domains that have fewer than `limit`, of a stream until READ_ON rows in a row bring no document.
-        It ends after `most` rows if there was a document among them.
+        """Yield the documents of one source, all of their fields but the number, and count its rows. Where a column names
+        the domain, rows are read to the end for domains that have fewer than `limit`, of a stream until READ_ON rows in a
+        row bring no document. It ends after `most` rows if there was a document among them.
         """
-        source, read = self.options.data[index], self.read[index]
-        by_column, last = not isinstance(source.domain, str), 0
-        places = [(other.path, other.name, other.split, other.revision) for other in self.options.data]
-        alike = [place for place, other in enumerate(places) if other == places[index]]  # sources that read the same rows
+        source, read, last = self.options.data[index], self.read[index], 0
         taken: Counter[str] = Counter()
         unseen = {name for name in (source.tools, source.chat_template_kwargs) if name}
-        for row_number, where, row in numbered:
+        for number, where, row in numbered:
             if most is not None and last and read.rows >= most:
                 return
             read.rows += 1
@@ -220,38 +226,25 @@ class Corpus:
                 if isinstance(row, BadRow):
                     raise row
                 unseen = {name for name in unseen if cell_if_any(row, name) is None}
-                if any(label_of(cell(row, name), name) not in kept for name, kept in source.where.items()):
-                    read.left_out[OTHER_ROWS] += 1
-                    continue
-                if source.benchmark and PLACEHOLDER in str(cell_if_any(row, "turns")):
-                    raise LeftOut(UNFETCHED)
                 domain = _domain(source, row)
-                if taken[domain] == source.limit:
-                    if _streamed(source) and read.rows - last > READ_ON:
-                        self.truncated[NOT_READ] += 1
-                        break
-                    continue
-                fields = self._fields(source, index, row)
+                fields = None if taken[domain] == source.limit else self._fields(source, index, number, row)
             except LeftOut as reason:
-                self.skipped[str(reason)] += 1
                 read.left_out[str(reason)] += 1
-                continue
             except BadRow as bad:
                 bad.where = where
-                self.skipped[BAD] += 1
                 read.bad += 1
                 read.shown += [bad] if len(read.shown) < SHOWN else []
                 if not last and read.bad == TRIED:
                     break
-                continue
-            taken[domain], last = taken[domain] + 1, read.rows
-            label = fields["cluster"]
-            if len(alike) > 1 and label is None:  # a row is one unit, however many sources use it
-                label = f"row {row_number}"
-            fields["cluster"] = None if label is None else f"{alike[0]}:{label}"
-            yield {**fields, "domain": domain, "source_row": row_number}
-            if taken[domain] == source.limit and not by_column:
-                break
+            else:
+                if fields is not None:
+                    taken[domain], last = taken[domain] + 1, read.rows
+                    yield {"domain": domain, **fields}
+                    if taken[domain] == source.limit and isinstance(source.domain, str):
+                        break
+                elif _streamed(source) and read.rows - last > READ_ON:
+                    read.truncated[NOT_READ] += 1
+                    break
         else:
             for name in sorted(unseen) if last else ():
                 raise ColumnMissing(
@@ -264,8 +257,8 @@ class Corpus:
         each = zip(self.options.data, self.read, strict=True)
         return [bad for source, read in each if (bad := read.bad_rows(source.path))]
 
-    def _fields(self, source: SourceOptions, index: int, row: Row) -> dict[str, Any]:
-        """Return the fields of a row's document but its number, domain and row. Raises `LeftOut` and `BadRow`."""
+    def _fields(self, source: SourceOptions, index: int, number: int, row: Row) -> dict[str, Any]:
+        """Return the fields of a row's document but its number and domain. Raises `LeftOut` and `BadRow`."""
         continuation = self.options.continuation_of(index)
         prompt, given = encode(source, row, self.tokenizer, getattr(continuation, "answer", None) is not None)
         if continuation.kind == "given" and continuation.column is not None:
@@ -291,13 +284,18 @@ class Corpus:
         fitted = self._fit(prompt, len(given) if given is not None else int(limit or 0), source)
         cluster = cell(row, source.cluster, optional=True) if source.cluster else None
         label = None if cluster is None else label_of(cluster, source.cluster)
-        self.truncated.update(["texts cut to max_new_tokens"] if cut else [])
-        self.truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
-        begin = self.tokenizer.bos_token_id
-        self.truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
+        places = [(other.path, other.name, other.split, other.revision) for other in self.options.data]
+        alike = [place for place, other in enumerate(places) if other == places[index]]  # sources that read the same rows
+        if len(alike) > 1 and label is None:  # a row is one unit, however many sources use it
+            label = f"row {number}"
+        begin, truncated = self.tokenizer.bos_token_id, self.read[index].truncated
+        truncated.update(["texts cut to max_new_tokens"] if cut else [])
+        truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
+        truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
         return {
-            "cluster": label,
+            "cluster": None if label is None else f"{alike[0]}:{label}",
             "source": index,
+            "source_row": number,
             "prompt": fitted,
             "given": given,
             "cut": cut,
@@ -399,7 +397,11 @@ def _blank(text: Any) -> bool:
 
 
 def _domain(source: SourceOptions, row: Row) -> str:
-    """Return the domain of a row. Raises `LeftOut` where its column is empty."""
+    """Return the domain of a row. Raises `LeftOut` for a row that is not asked for, or where its column is empty."""
+    if any(label_of(cell(row, name), name) not in kept for name, kept in source.where.items()):
+        raise LeftOut(OTHER_ROWS)
+    if source.benchmark and PLACEHOLDER in str(cell_if_any(row, "turns")):
+        raise LeftOut(UNFETCHED)
     if isinstance(source.domain, str):
         return source.domain
     domain = label_of(cell(row, source.domain.column), source.domain.column)
