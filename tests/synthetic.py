@@ -520,7 +520,7 @@ def _head_columns(
         deeper = _draft_columns(document, target, -0.05 * depth, rng)
         _forget_unknown(deeper, document, target, known)
         agrees.append(deeper["draft_top"] == token)
-        chances = {"agrees": agrees[-1], "draft_rank_of_token": deeper["draft_rank_of_token"]}
+        chances = {"agrees": agrees[-1]}
         for rule in rules.drawn:
             of_text = document.law is not None
             p, q = target["target_token_prob"], deeper["draft_token_prob"]

@@ -210,9 +210,6 @@ class HeadOptions(DraftOptions):
         le=GAMMA_LIMIT,
         description="maximum drafted tokens per round; larger gammas leave this draft out; default: no limit",
     )
-    ranks_by_depth: bool = Field(
-        False, description="log the rank that the head gives to each token, at every depth; needed for trees"
-    )
     check_wiring: bool = Field(True, description="first compare ways to read its files, by acceptance rate on a few texts")
 
 

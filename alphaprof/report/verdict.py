@@ -87,7 +87,7 @@ def not_defined(rule: str, policy: str, draft: DraftFacts) -> str:
     if bound.rule.lossy:
         return f"{rule} is lossy: its rounds leave the measured text; use alphaprof validate --rule"
     if policy in bound.rule.policies and not has_rounds(bound, draft):
-        return f"rounds of {rule} need a head's ranks at every depth: profile with ranks_by_depth: true for the draft"
+        return f"{rule} of a head is known for first drafts only (accept@1), so it has no rounds"
     if not policy:
         return f"rounds of {rule} are not defined on text that the target did not produce"
     return f"rounds of {rule} are not defined on the target's {policy} text: the rule would emit other text"

@@ -206,11 +206,10 @@ class DraftFacts(ModelFacts):
     as here; `foreign`: engines that have a method for its kind, and do not take this one.
 
     Of a head, whose proposal depends on how many drafts came before it in its round: `depths`: how many it was measured for
-    (None: a draft that is the same at every depth), so that the log holds columns by depth; `ranks_by_depth`: the ranks of
-    tokens among them; `in_one_step`: all of its depths are drafted together, from one state of the target;
-    `reduced_vocabulary`: some of the target's tokens it can never propose; `reading`: how its files were read, as name and
-    value in words; `trials`: what other readings would get accepted. `hybrid`: the drafts that it is made of; None: it is
-    one by itself.
+    (None: a draft that is the same at every depth), so that the log holds columns by depth; `in_one_step`: all of its
+    depths are drafted together, from one state of the target; `reduced_vocabulary`: some of the target's tokens it can never
+    propose; `reading`: how its files were read, as name and value in words; `trials`: what other readings would get
+    accepted. `hybrid`: the drafts that it is made of; None: it is one by itself.
     """
 
     has_distribution: bool
@@ -220,7 +219,6 @@ class DraftFacts(ModelFacts):
     settings: dict[str, int | float | str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
     depths: int | None = None
-    ranks_by_depth: bool = False
     in_one_step: bool = False
     reduced_vocabulary: bool = False
     hybrid: Hybrid | None = None

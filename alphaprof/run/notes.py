@@ -152,7 +152,7 @@ NOTES: Mapping[str, NoteKind] = {
         "measure them with alphaprof profile, if it can load the draft",
     ),
     "no_log": NoteKind(
-        "the run directory has no position log: sections that read it (causes, context, target, trees) are empty",
+        "the run directory has no position log: sections that read it (causes, context, target) are empty",
         "copy positions/ into the run too",
     ),
     "prompts_unknown": NoteKind(

@@ -253,13 +253,11 @@ class LogRules:
     accepted: tuple[str, ...]
     certified: tuple[str, ...] = ()
     depths: int = 1
-    ranks_by_depth: bool = False
     reduced_vocabulary: bool = False
 
     def of(self, draft: DraftFacts) -> LogRules:
         """Return the same for the log of one draft."""
-        ranks, reduced = draft.ranks_by_depth, draft.reduced_vocabulary
-        return replace(self, depths=draft.depths or 1, ranks_by_depth=ranks, reduced_vocabulary=reduced)
+        return replace(self, depths=draft.depths or 1, reduced_vocabulary=draft.reduced_vocabulary)
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -293,16 +291,10 @@ class LogRules:
             ratios = (Column(name, pa.float32(), RATIOS.format(d), "", 0) for name, d in zip(kept, depths, strict=True))
             chances = (_probability(name, EMITTED.format(rule, d)) for name, d in zip(kept, depths, strict=True))
             yield from _needing(DEPTHS, *(ratios if blocks else chances))
-        if self.ranks_by_depth:
-            doc = f"Rank of the token {_RANK.format('draft')[:-1]}, as draft {{}} of a round."
-            columns = (Column(f"draft_rank_of_token_{d}", pa.int32(), doc.format(d), low=1) for d in depths)
-            yield from _needing(DEPTHS, *columns)
 
 
 # What the log of a head has beside the columns of every log, at depth 2; `lossless` is one of the rules that draw.
-HEAD_COLUMNS = LogRules(("lossless",), depths=2, ranks_by_depth=True, reduced_vocabulary=True).columns[
-    len(LogRules(("lossless",)).columns) :
-]
+HEAD_COLUMNS = LogRules(("lossless",), depths=2, reduced_vocabulary=True).columns[len(LogRules(("lossless",)).columns) :]
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:

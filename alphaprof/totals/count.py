@@ -185,8 +185,8 @@ def _traced(
     """Return the trace, and a_t and beta_t if rounds are expectations; None if the log determines the rounds."""
     if rule.rule.blocks:  # verified together, which takes ratios in place of a_t
         chances = np.where(columns["proposed"] > 0, ratio(columns), 0.0), chances[1]
-    if depth_columns(rule, draft):
-        chances = _chances_by_depth(rule, draft, columns, chances)
+    if deeper := depth_columns(rule, draft):
+        chances = _chances_by_depth(deeper, columns, chances)
     trace = _trace_of(columns, shape, chances[0], draft, request.p_min)
     return trace, chances if by_chance(rule, draft) else None
 
@@ -241,10 +241,8 @@ def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:
 
 
 def has_rounds(rule: BoundRule, draft: DraftFacts) -> bool:
-    """Return whether the log of a draft holds what rounds of a rule are made of. A head's log has ranks by depth only with
-    `ranks_by_depth`.
-    """
-    return not draft.by_depth or draft.ranks_by_depth or not rule.rule.by_token
+    """Return whether the log of a draft holds what rounds of a rule are made of: that of a head has no ranks by depth."""
+    return not (draft.by_depth and rule.rule.by_token)
 
 
 def needs_log(rule: BoundRule, draft: DraftFacts) -> bool:
@@ -258,29 +256,15 @@ def depth_columns(rule: BoundRule, draft: DraftFacts) -> list[str]:
     """Return columns of a head's log that hold a_t at depth 2 and beyond, then beta_t; none if `accepted_run` says
     enough.
     """
-    if not draft.by_depth or not has_rounds(rule, draft):
+    if not needs_log(rule, draft):
         return []
-    if by_chance(rule, draft):
-        return [name for kind in ("emitted", "accept") for name in deeper_names(f"{kind}_{rule.id}", draft.depths)]
-    return deeper_names("draft_rank_of_token", draft.depths) if rule.rule.by_token else []
+    return [name for kind in ("emitted", "accept") for name in deeper_names(f"{kind}_{rule.id}", draft.depths)]
 
 
-def _chances_by_depth(
-    rule: BoundRule, draft: DraftFacts, columns: dict[str, Array], chances: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    """a_t and beta_t [positions, depths] of a head, from those of depth 1 and `depth_columns`, or agrees_2 and so on where
-    there are none. Facts are both; what no round drafts is 0.
-    """
-    deeper = depth_columns(rule, draft)
-    if deeper and by_chance(rule, draft):
-        kept, accept = np.split(np.stack([np.nan_to_num(columns[name]) for name in deeper], 1), 2, axis=1)
-        return np.column_stack([chances[0], kept]), np.column_stack([chances[1], accept])
-    if deeper:
-        values = [rule.accept(columns | {"draft_rank_of_token": columns[name]}) for name in deeper]
-    else:
-        values = [columns[name] for name in deeper_names("agrees", draft.depths)]
-    facts = np.stack([chances[0], *values], 1)
-    return facts, facts
+def _chances_by_depth(deeper: Sequence[str], columns: dict[str, Array], chances: tuple[Array, Array]) -> tuple[Array, Array]:
+    """a_t and beta_t [positions, depths] of a head, from those of depth 1 and `depth_columns`; what no round drafts is 0."""
+    kept, accept = np.split(np.stack([np.nan_to_num(columns[name]) for name in deeper], 1), 2, axis=1)
+    return np.column_stack([chances[0], kept]), np.column_stack([chances[1], accept])
 
 
 def stops(draft: DraftFacts) -> bool:

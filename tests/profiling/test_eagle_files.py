@@ -313,9 +313,9 @@ def test_files_without_layer_ids_are_doubted(tmp_path: Path) -> None:
 def test_options_reach_the_draft(tmp_path: Path, model: Model) -> None:
     folder = written(tmp_path, config(), tensors(config()))
     draft = loaded(folder, model, gammas=(1, 4))
-    assert (draft.depths, draft.context, draft.ranks_by_depth, draft.kind) == (4, 128, False, "eagle3")
-    draft = loaded(folder, model, gammas=(1, 4), depths=6, ranks_by_depth=True)
-    assert (draft.depths, draft.ranks_by_depth, draft.facts().reduced_vocabulary) == (6, True, True)
+    assert (draft.depths, draft.context, draft.kind) == (4, 128, "eagle3")
+    draft = loaded(folder, model, gammas=(1, 4), depths=6)
+    assert (draft.depths, draft.facts().reduced_vocabulary) == (6, True)
 
 
 # Bad input: what is done to config and tensors, and words of the error.

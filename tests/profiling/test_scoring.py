@@ -293,12 +293,12 @@ def test_ids_of_a_reduced_vocabulary_go_where_the_logits_are(target: Model, monk
     with FakeTensorMode():
         scorer.ids = [torch.tensor([0, 2, 3, 5], device="xla")]
         logits, drafted, token = torch.zeros((6, scorer.width)), torch.zeros((6, 4)), torch.zeros(6, dtype=torch.long)
-        head = SimpleNamespace(depths=2, ranks_by_depth=True, logits=lambda rows, depth: torch.zeros((6, 4), device="xla"))
+        head = SimpleNamespace(depths=2, logits=lambda rows, depth: torch.zeros((6, 4), device="xla"))
         scorer.drafts = [head]  # type: ignore[list-item]
         columns = scorer._statistics(logits, [drafted], [token], PLAIN)
         deeper = scorer._deeper(logits, 0, drafted, token, Processing(0.7))
     assert {each["shared"].device.type for each in columns} == {each.device.type for each in deeper.values()} == {"cpu"}
-    assert {"agrees_2", "draft_rank_of_token_2", "accept_block_2", "emitted_lossless_2"} <= set(deeper)
+    assert {"agrees_2", "accept_block_2", "emitted_lossless_2"} <= set(deeper)
 
 
 def test_a_model_that_device_map_spreads_makes_its_logits_a_few_rows_at_a_time_too(target: Model) -> None:

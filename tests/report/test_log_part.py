@@ -97,7 +97,7 @@ def test_what_is_told_from_a_part_says_so(reports: tuple[RunReport, RunReport, R
     told = part.run.log_documents
     assert told < part.run.documents
     said = f"read from the log: {told} of {part.run.documents} documents, in shards spread over it (--whole-log: all)"
-    for name in ("causes", "context", "target", "trees"):
+    for name in ("causes", "context", "target"):
         assert said in as_terminal(part, 150, name)
         assert "read from the log" not in as_terminal(whole, 150, name)
     assert "read from the log" not in as_terminal(part, 150, "drafts")

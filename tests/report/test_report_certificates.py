@@ -20,6 +20,7 @@ from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.sections.target import EPSILONS, Certificate, Predictability
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
+from alphaprof.theory.certificates import margin_thresholds, strict_thresholds
 from tests import reference
 from tests.conftest import slow
 from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, RULES, judged, prepared, recounted, sharpest
@@ -424,6 +425,33 @@ def profiled(tiny: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Run]:
         return profile(load_profile(path), tmp_path / f"run of {len(drafts)}", Silent(), resume=False)
 
     return run
+
+
+def test_coverage_by_width_is_that_of_the_log(run: Run, log: pd.DataFrame) -> None:
+    """On text that the target chose: ranks up to the width, and where the divergence leaves no other possibility."""
+    found = {(item.draft, item.width): item for item in build_report(run).section("target").coverage}
+    assert list(found) == [(draft, width) for draft in MODELS for width in (1, 2, 4, 8)]  # prompt lookup has no ranks
+    own = {(domain, kind) for domain, kind, on_policy in TEXTS if on_policy}
+    chosen = np.array([pair in own for pair in zip(log["domain"], log["kind"], strict=True)])
+    for (draft, width), item in found.items():
+        mine = log[chosen & (log["draft"] == draft)]
+        ranks, divergence = mine["draft_rank_of_token"].fillna(0), mine["kl_target_draft"].clip(lower=0).to_numpy() + 1e-5
+        assert item.covered.value == pytest.approx(((ranks >= 1) & (ranks <= width)).mean())
+        sure = divergence < margin_thresholds(mine["target_margin"].to_numpy(), width)
+        assert item.by_margin.value == pytest.approx(sure.mean())
+        exact = {
+            1: strict_thresholds(mine["target_top_prob"].to_numpy(), mine["target_second_prob"].to_numpy()),
+            2: mine["threshold_tree_2"].to_numpy(),
+        }
+        assert (item.certified is not None) == (width in exact)
+        if item.certified is not None:
+            assert item.certified.value == pytest.approx((divergence < exact[width]).mean())
+            assert 0 < item.by_margin.value < item.certified.value < item.covered.value <= 1
+
+
+def test_coverage_is_of_text_that_the_target_chose(tmp_path: Path) -> None:
+    wiki = Domain(documents=5, on_policy=False, continuation="text")
+    assert reported(tmp_path, Recipe(domains={"wiki": wiki})).section("target").coverage == ()
 
 
 @pytest.mark.models

@@ -16,7 +16,7 @@ from scipy.special import entr, rel_entr
 from alphaprof.costs.mixing import Drafting, mixing
 from alphaprof.report.sections.target import certain_runs
 from alphaprof.rules import BoundRule
-from alphaprof.theory import certificates, trees
+from alphaprof.theory import certificates
 from alphaprof.theory.certificates import ACCEPTED, SLACK, Target, certify
 from alphaprof.totals.replay import run_lengths
 from tests.loops import each
@@ -116,24 +116,8 @@ def of_lossless() -> Iterator[str]:
     yield f"= {math.exp(-entropy):.3f}, and its p₍₁₎ is {P[0]}"
 
 
-def of_trees() -> Iterator[str]:
+def of_margins() -> Iterator[str]:
     yield f"g = 0.5 gives {certificates.margin_thresholds(np.array([0.5]))[0]:.4f} for w = 1"
-    shares = np.array([0.6, 0.2, 0.1])
-    best = trees.optimal_tree(shares, 6)
-    paths = ", ".join("-".join(map(str, path)) for path in best.paths)
-    chain = trees.expected_tokens(trees.Tree.chain(6), shares)
-    value = f"{trees.expected_tokens(best, shares):.3f} tokens a round; a chain of 6 has {chain:.3f}"
-    yield f"with b = (0.6, 0.2, 0.1) and n = 6 the paths {paths} with {value}"
-    chain_of_4 = trees.Tree.chain(4)
-    replayed = []
-    for stretch in (20, 1):
-        ranks = np.tile(np.repeat([1, 9], stretch), 500 // stretch)
-        rounds = trees.replay_tree(ranks, ONE, np.array([1000]), chain_of_4)
-        replayed.append((rounds.tokens / rounds.rounds)[0])
-    model = trees.expected_tokens(chain_of_4, np.array([0.5]))
-    yield "b₁ = 0.5 in runs of 20 right and 20 wrong, a chain of 4:"
-    yield f"the model says {model:.3f}, replay {replayed[0]:.3f}."
-    yield f"alternate it is the other way round, {replayed[1]:.3f}."
 
 
 def of_the_matrix() -> Iterator[str]:
@@ -153,7 +137,7 @@ def of_batches() -> Iterator[str]:
     assert together == (10 + 2 * 14 + 14.5) / 4
 
 
-PARTS = (of_thresholds, of_many_positions, of_lossless, of_trees, of_the_matrix, of_batches)
+PARTS = (of_thresholds, of_many_positions, of_lossless, of_margins, of_the_matrix, of_batches)
 
 
 @each("part", PARTS)

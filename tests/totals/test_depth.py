@@ -139,7 +139,7 @@ RECIPE = Recipe(
         "chat": Domain(documents=5, alpha=0.6, temperature=1.0, continuation="sampled"),
     },
     drafts={},
-    heads={"head": {}, "ranked": {"ranks_by_depth": True}},
+    heads={"head": {}},
     rules=("strict", "lossless", "one_hot", "tree_2"),
     gammas=(1, 3, 4),
 )
@@ -157,19 +157,17 @@ def rounds_by_loop(log: dict[str, list[Any]], kept: Callable[[int, int], bool], 
     return rounds, accepted
 
 
-@pytest.mark.parametrize("rule", ["strict", "one_hot", "tree_2"])
+@pytest.mark.parametrize("rule", ["strict", "one_hot"])
 def test_rounds_of_facts_are_those_of_a_plain_loop_over_the_log(tmp_path: Path, rule: str) -> None:
-    """`accepted_run` says what `agrees_2` and so on do; a tree's rounds come from the ranks by depth."""
+    """`accepted_run` says what `agrees_2` and so on do."""
     run = write_run(tmp_path / "run", RECIPE)
-    totals = read_totals(run, "ranked", TotalsRequest([rule], run.gammas)).to_pylist()
-    positions = pa.concat_tables([run.positions("ranked", shard.index) for shard in run.shards]).to_pandas()
+    totals = read_totals(run, "head", TotalsRequest([rule], run.gammas)).to_pylist()
+    positions = pa.concat_tables([run.positions("head", shard.index) for shard in run.shards]).to_pandas()
     checked = 0
     for row in (row for row in totals if row["tokens"] is not None):
         log = positions[positions["document"] == row["document"]].to_dict("list")
 
         def kept(place: int, depth: int, log: dict[str, list[Any]] = log) -> bool:
-            if rule == "tree_2":
-                return bool(log["draft_rank_of_token" + (f"_{depth}" if depth > 1 else "")][place] <= 2)
             return bool(log[f"agrees_{depth}"][place]) if depth > 1 else log["draft_top"][place] == log["token"][place]
 
         for gamma in run.gammas:
@@ -177,20 +175,19 @@ def test_rounds_of_facts_are_those_of_a_plain_loop_over_the_log(tmp_path: Path, 
             assert row[f"rounds_{gamma}"] == rounds
             assert [row[f"accepted_{gamma}_{depth}"] for depth in range(1, gamma + 1)] == accepted
             checked += 1
-    assert checked == 3 * (10 if rule == "tree_2" else 5)
+    assert checked == 3 * 5
 
 
 def test_rules_whose_depths_the_log_lacks_have_no_rounds(tmp_path: Path) -> None:
-    """A tree without ranks by depth; alpha, at depth 1, is there."""
+    """A tree, whose ranks of a head are those of first drafts; alpha, at depth 1, is there."""
     run = write_run(tmp_path / "run", RECIPE)
-    for draft, known in [("head", 0), ("ranked", 10)]:
-        totals = read_totals(run, draft, TotalsRequest(["tree_2"], run.gammas)).to_pylist()
-        assert (
-            sum(row["tokens"] is not None for row in totals)
-            == known
-            == 10 * has_rounds(parse_rule("tree_2"), run.manifest.drafts[draft])
-        )
-        assert sum(row["accepted"] for row in totals) > 0
+    totals = read_totals(run, "head", TotalsRequest(["tree_2"], run.gammas)).to_pylist()
+    assert not has_rounds(parse_rule("tree_2"), run.manifest.drafts["head"])
+    assert all(row["tokens"] is None for row in totals)
+    assert sum(row["accepted"] for row in totals) > 0
+    found = build_report(run, rules=["tree_2"]).section("rules")
+    said = {result.reason for result in found if result.rule == "tree_2"}
+    assert said == {"tree_2 of a head is known for first drafts only (accept@1), so it has no rounds"}
 
 
 def test_expected_rounds_need_a_log_that_was_written_with_the_rule(tmp_path: Path) -> None:

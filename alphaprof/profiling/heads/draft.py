@@ -57,7 +57,6 @@ class HeadDraft:
     depths: int
     context: int | None = None
     block: int | None = None
-    ranks_by_depth: bool = False
     in_one_step: bool = False
     foreign: tuple[str, ...] = ()
     reading: dict[str, str] = field(default_factory=dict)
@@ -77,9 +76,9 @@ class HeadDraft:
         if network.most is not None and depths > network.most:
             hint = f"set this draft's depths to {network.most} or less; MTP with reuse: true has no limit"
             raise ModelUnloadable(f"draft {name} has {network.most} depths, but {depths} are needed", hint)
-        reference, ranks = target.reference if model is None else model.model, options.ranks_by_depth
+        reference = target.reference if model is None else model.model
         facts["files"] = target.files if model is None else head_files(model)
-        return cls(name, network, target, options.kind, reference, depths=depths, ranks_by_depth=ranks, **facts)
+        return cls(name, network, target, options.kind, reference, depths=depths, **facts)
 
     @property
     def vocabulary(self) -> int:
@@ -121,7 +120,6 @@ class HeadDraft:
             settings={} if self.block is None else {"block": self.block},
             foreign=self.foreign,
             depths=self.depths,
-            ranks_by_depth=self.ranks_by_depth,
             in_one_step=self.in_one_step,
             reduced_vocabulary=known is not None,
             reading=self.reading,
@@ -161,7 +159,7 @@ class HeadPass:
     by_depth = True
 
     def __init__(self, draft: HeadDraft) -> None:
-        self.depths, self.ranks_by_depth = draft.depths, draft.ranks_by_depth
+        self.depths = draft.depths
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
         self.network = draft.network
         self._longest = None if draft.context is None else draft.context + 1  # its last row reads the token after it

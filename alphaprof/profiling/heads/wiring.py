@@ -118,7 +118,7 @@ def _agreements(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches,
 def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, width: int) -> list[list[np.ndarray]]:
     """As `_agreements`, by one pass of the target. Raises `LogitsNotFinite` if one of them has such logits."""
     twins = [
-        dataclasses.replace(draft, name=str(number), network=way.network, depths=way.depth, ranks_by_depth=False)
+        dataclasses.replace(draft, name=str(number), network=way.network, depths=way.depth)
         for number, way in enumerate(ways)
     ]
     scorer = Scorer(draft.target, twins, width)

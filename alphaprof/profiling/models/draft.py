@@ -19,15 +19,13 @@ class DraftPass(Protocol):
     """A draft in a teacher-forced pass over texts. `vocabulary`: how wide its distribution is in the target's ids; `depths`:
     how many depths it has logits for, where what is proposed depends on the depth (`by_depth`), else 1; `ids` [logits]: the
     target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...);
-    `ranks_by_depth`: whether the ranks of tokens are wanted at every depth; `reads`: the hidden states of the target that it
-    needs, as `teacher_forced.recorded` names them.
+    `reads`: the hidden states of the target that it needs, as `teacher_forced.recorded` names them.
     """
 
     vocabulary: int
     by_depth: bool
     depths: int
     ids: torch.Tensor | None
-    ranks_by_depth: bool
     reads: tuple[int, ...]
 
     def rows(

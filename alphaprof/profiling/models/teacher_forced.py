@@ -126,7 +126,6 @@ class TeacherForced:
 
     by_depth = False
     depths = 1
-    ranks_by_depth = False
     ids: torch.Tensor | None = None
 
     def __init__(self, model: Model, target: TeacherForced | None = None) -> None:

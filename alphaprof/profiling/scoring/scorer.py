@@ -22,7 +22,6 @@ from alphaprof.profiling.scoring.statistics import (
     Columns,
     probabilities,
     processed_logits,
-    rank_of,
     rows_at_once,
     spread,
     top_probs,
@@ -238,9 +237,6 @@ class Scorer:
             largest, top = own.max(1)  # the first index of the maximum
             columns[f"agrees_{depth}"] = ((top if known is None else known[top]) == token).long()
             columns[f"top_logit_{depth}"] = largest.float()
-            if draft.ranks_by_depth:
-                whole = own if known is None else spread(own, known, self.width)
-                columns[f"draft_rank_of_token_{depth}"] = rank_of(whole, token)
             accept = ratio = torch.full((len(token),), -1.0, device=token.device)
             if reached is not None and settings is not None:
                 accept, ratio = reached.chances(own, settings.for_draft(self.draft_processing), self.statistics_rows)
@@ -299,7 +295,7 @@ class Scorer:
             drafted = (place >= depth - 1) & (proposed[begun] >= depth)
             _require_finite(np.where(drafted, columns.pop(f"top_logit_{depth}"), 0), name, batch, layout)
             agrees.append(columns[f"agrees_{depth}"] == 1)
-            for column in {f"{each}_{depth}" for each in ("agrees", "draft_rank_of_token", *drawn)} & columns.keys():
+            for column in {f"{each}_{depth}" for each in ("agrees", *drawn)} & columns.keys():
                 by_depth[column] = np.where(drafted, columns[column], columns[column].dtype.type(-1))
         run = runs_by_depth(np.stack(agrees, 1), proposed, stop - lengths, stop)
         return by_depth | {"accepted_run": run}

@@ -29,7 +29,7 @@ def render_html(report: RunReport) -> str:
 
     drawn = {name: drawing for name, draw in FIGURES.items() if (drawing := draw(report))}
     parts: list[Part] = []
-    for name in (name for name in NAMES if name != "trees"):  # which few ask for
+    for name in NAMES:
         title, blocks, empty = report.drawn(name)
         parts.append((name, title, [] if empty and name != "legend" else blocks))
     run = f"Run {report.run.path}, begun {report.run.created}. Rounds as engines run them."

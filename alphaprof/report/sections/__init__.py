@@ -15,7 +15,7 @@ from alphaprof.errors import OptionInvalid, shown
 
 ALL = "all"
 NAMES = (
-    *("verdict", "drafts", "gammas", "rules", "spans", "causes", "load", "context", "requests", "target", "trees", "times"),
+    *("verdict", "drafts", "gammas", "rules", "spans", "causes", "load", "context", "requests", "target", "times"),
     *("wiring", "notes", "legend"),
 )
 

@@ -18,13 +18,22 @@ import numpy as np
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, OfOneText, Table, table_by_columns, table_of, text_name, text_names
+from alphaprof.render.blocks import Block, OfOneText, Row, Table, table_by_columns, table_of, text_name, text_names
 from alphaprof.report.build import RunReport
 from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, BoundRule, parse_rule, rules_of
 from alphaprof.run.reader import Run
-from alphaprof.stats.estimate import Interval, by_cluster, distinct, mean_interval, quantile_interval, ratio, share_interval
-from alphaprof.theory.certificates import SLACK, beta_bound, budget, strict_thresholds
+from alphaprof.stats.estimate import (
+    Interval,
+    by_cluster,
+    distinct,
+    mean_interval,
+    pooled_share,
+    quantile_interval,
+    ratio,
+    share_interval,
+)
+from alphaprof.theory.certificates import SLACK, beta_bound, budget, margin_thresholds, strict_thresholds
 from alphaprof.totals.count import READ, Shape, TotalsRequest, columns_of
 from alphaprof.totals.documents import TextGroup, over_domains
 from alphaprof.totals.log_sample import MARGIN, LogPart, shards
@@ -36,6 +45,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 STILL_CERTAIN = (0.5, 0.9, 0.99)
 EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
 CLOSE = 0.1  # nats: the KL of a draft that is close to its target, by which a text is called predictable
+WIDTHS = (1, 2, 4, 8)  # of one level of a tree
 MOSTLY, HARDLY = 0.6, 0.4  # share of positions that are certain for such a draft, from which on, and below which
 TITLE = "what the target alone says: is a domain predictable, and where is acceptance certain"
 EMPTY = "it needs the position log"
@@ -136,12 +146,24 @@ class Decile:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """How often a draft's `width` most probable tokens, one level of a tree, hold the token that the target chose."""
+
+    draft: str
+    width: int
+    covered: Interval  # share of positions; of a head, of first drafts
+    certified: Interval | None  # share whose KL(p||q) makes it certain; None: the log has no threshold of tree:width
+    by_margin: Interval  # the same by the target's margin alone
+
+
+@dataclass(frozen=True)
 class Target:
     """What the target's margins and entropy allow."""
 
     texts: tuple[Predictability, ...]  # by domain and kind of text; empty without a position log
     certificates: Certificates | None  # None: the log holds no thresholds
     tenths: tuple[Decile, ...]  # acceptance by tenths of the positions
+    coverage: tuple[Coverage, ...]  # by draft and width, over all text that the target chose
 
 
 def compute(report: RunReport) -> Target:
@@ -151,6 +173,7 @@ def compute(report: RunReport) -> Target:
         texts=predictability(part, report.confidence),
         certificates=build_certificates(part, report.confidence),
         tenths=deciles(part, shown, report.confidence),
+        coverage=tuple(coverage(part, report.confidence)),
     )
 
 
@@ -456,8 +479,38 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
     )
 
 
+def coverage(part: LogPart, confidence: float) -> Iterator[Coverage]:
+    """Yield what one level of each width holds, of every draft with a distribution, on text that the target chose."""
+    run = part.run
+    groups = [text.rows for text in part.documents.groups if text.on_policy]
+    if not groups or not run.has_log or not run.shards:
+        return
+    own = np.sort(np.concatenate(groups))
+    cluster = part.documents.units.codes[own]
+    logged = {width: f"threshold_tree_{width}" for width in WIDTHS if f"tree_{width}" in run.log_rules.certified}
+    names = ["draft_rank_of_token", "kl_target_draft", *TARGET[:3], *logged.values()]
+    for draft in (name for name, facts in run.manifest.drafts.items() if facts.has_distribution):
+        counts: dict[int, list[Array]] = {width: [] for width in WIDTHS}
+        for columns, shape in shards(run, draft, names):
+            rank, divergence = columns["draft_rank_of_token"], np.maximum(columns["kl_target_draft"], 0) + SLACK
+            exact = {width: columns[name] for width, name in logged.items()}
+            exact[1] = strict_thresholds(columns["target_top_prob"], columns["target_second_prob"])
+            for width in WIDTHS:
+                by_margin = divergence < margin_thresholds(columns["target_margin"], width)
+                sure = divergence < exact[width] if width in exact else np.zeros(len(rank), dtype=bool)
+                each = np.ones(len(rank)), (rank >= 1) & (rank <= width), sure, by_margin
+                counts[width].append(np.stack([shape.sums(values) for values in each], 1))
+        for width in WIDTHS:
+            positions, *kept = np.concatenate(counts[width])[own].T
+            covered, certain, margin = (pooled_share(cluster, each, positions, confidence) for each in kept)
+            if covered is not None and margin is not None:
+                yield Coverage(draft, width, covered, certain if width in logged or width == 1 else None, margin)
+
+
 def draw(report: RunReport) -> Iterator[Block]:
-    """Yield a sentence a domain, then the target alone, certificates, and acceptance by tenths of the positions."""
+    """Yield a sentence a domain, then the target alone, certificates, acceptance by tenths of the positions, and what the
+    draft's top tokens hold.
+    """
     target: Target = report.section("target")
     yield from map(_in_a_sentence, target.texts, text_names(target.texts, target.texts))
     if target.texts:
@@ -467,6 +520,7 @@ def draw(report: RunReport) -> Iterator[Block]:
     if target.certificates is not None:
         yield from _certificate_blocks(report, target.certificates)
     yield from _tenth_blocks(report, target)
+    yield from _coverage_tables(report, target.coverage)
 
 
 def _in_a_sentence(text: Predictability, name: str) -> str:
@@ -638,6 +692,26 @@ def _tenth_tables(what: str, items: Sequence[Decile], cell: Callable[[Decile], s
     for kind, rows in kinds.items():
         title = f"{what}, by tenths of the target's margin{f' ({kind})' if len(kinds) > 1 else ''}"
         yield table_by_columns(title, list(rows.values()), named="margin", draft=items[0].draft)
+
+
+def _coverage_tables(report: RunReport, found: Sequence[Coverage]) -> Iterator[Table]:
+    """Yield what one level of a tree holds, by draft and width."""
+    for draft in dict.fromkeys(item.draft for item in found):
+        first = ", first drafts of rounds" if report.run.draft_models[draft].by_depth else ""
+        rows: list[Row] = [
+            (
+                str(item.width),
+                {
+                    "covered": fmt.share_with_interval(item.covered),
+                    "certain": fmt.share_with_interval(item.certified),
+                    "certain by margin": fmt.share_with_interval(item.by_margin),
+                },
+            )
+            for item in found
+            if item.draft == draft
+        ]
+        title = f"draft {draft}: share of positions whose token is among the draft's top tokens{first}"
+        yield table_by_columns(title, rows, named="top", draft=draft)
 
 
 def _range(item: Decile) -> str:
