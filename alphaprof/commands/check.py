@@ -39,7 +39,8 @@ from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
 from alphaprof.render.format import short, visible
 from alphaprof.report.answer import Note
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.asked import Asked
+from alphaprof.report.judge import Judge
 from alphaprof.report.notes import once_a_code, text_notes
 from alphaprof.report.pairing import (
     TextPair,
@@ -53,9 +54,8 @@ from alphaprof.report.pairing import (
     surely_one,
 )
 from alphaprof.report.result import contradiction
-from alphaprof.report.stopping import answered_p_min
-from alphaprof.report.traffic import Judge, basis, why_undecidable
-from alphaprof.report.verdict import AUTO, CrossFit, Evidence, Mask, Pair, judge, no_decision, not_defined
+from alphaprof.report.stopping import settled
+from alphaprof.report.verdict import AUTO, CrossFit, Mask, Pair, judge, no_decision, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, DraftFacts
 from alphaprof.run.notes import concerns_of, note
@@ -266,18 +266,18 @@ def checked(
         old = side_of(f"{baseline}:{new.draft}" if path_and_draft(baseline)[1] is None else baseline)
         return check_baseline(new, old, rule, margin, gamma, profile)
     require_drafts(run)
-    inputs = ReportInputs.of(run, profile)
-    drafts = inputs.run.manifest.drafts  # hybrids too
+    asked = Asked.of(run, profile)
+    drafts = asked.run.manifest.drafts  # hybrids too
     _require_one_of("draft", draft, drafts, run)
     if thresholds and draft is None and profile.decision.draft == AUTO and len(drafts) == 1:
         draft = next(iter(drafts))
     needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds)) or not thresholds
     if needs_gamma:
         _require_one_of("gamma", gamma, drafts[draft].lengths(run.gammas) if draft else run.gammas, run)
-    inputs = answered_p_min(ReportInputs.of(run, profile.deciding(draft, rule, gamma)))
+    asked = settled(Asked.of(run, profile.deciding(draft, rule, gamma)))
     if thresholds:
-        return _check_thresholds(inputs, thresholds, rule, needs_gamma)
-    return _check_decision(inputs)
+        return _check_thresholds(asked, thresholds, rule, needs_gamma)
+    return _check_decision(asked)
 
 
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
@@ -296,10 +296,9 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
     return least
 
 
-def _check_decision(inputs: ReportInputs) -> Check:
+def _check_decision(asked: Asked) -> Check:
     """Judges a run by its decision: GO passes, NO-GO fails."""
-    pools = list(draft_pools(inputs, inputs.deciding))
-    judged = Judge(evidence_of(inputs, pools), inputs.costs, inputs.question, inputs.run.gammas, {})
+    judged = Judge.of(asked)
     answer, traffic = judged.traffic()
     outcome = VERDICTS[str(answer.verdict)]
     items: tuple[Item, ...] = ()
@@ -308,23 +307,23 @@ def _check_decision(inputs: ReportInputs) -> Check:
         items = (Item("speedup", WHOLE, traffic.min_speedup, *numbers, answer.held_out, outcome),)
     return Check(
         outcome=outcome,
-        notes=_notes(inputs, [(item.domain, item.pool) for item in pools], speedup=True),
+        notes=_notes(asked, [(item.domain, item.pool) for item in judged.pools], speedup=True),
         reason=answer.reason,
-        run=str(inputs.run.path),
+        run=str(asked.run.path),
         draft=answer.draft,
         rule=answer.rule,
         gamma=answer.gamma,
-        times=inputs.costs.basis if inputs.costs else None,
-        confidence=inputs.question.confidence,
+        times=asked.costs.basis if asked.costs else None,
+        confidence=asked.question.confidence,
         items=items,
     )
 
 
-def _notes(inputs: ReportInputs, pools: Iterable[tuple[str, DocumentTotals]], *, speedup: bool) -> tuple[Note, ...]:
+def _notes(asked: Asked, pools: Iterable[tuple[str, DocumentTotals]], *, speedup: bool) -> tuple[Note, ...]:
     """Return those of the run's own notes that concern what is checked, and what the texts of some pools, each with its
     domain, say against themselves.
     """
-    manifest, costs = inputs.run.manifest, inputs.costs
+    manifest, costs = asked.run.manifest, asked.costs
     source = costs.options.source if costs else manifest.profile.costs.source
     concern = {"texts", *(("times",) if speedup else ()), *(("own times",) if speedup and source in TIMED else ())}
     partial = [note("partial", documents=manifest.documents)] if manifest.status != "complete" else []
@@ -372,19 +371,18 @@ def _widest(each: Sequence[Bounds], tail: float) -> tuple[float, float]:
 
 
 def _check_thresholds(
-    inputs: ReportInputs, thresholds: Mapping[Measure, Mapping[str, float]], rule: str | None, needs_gamma: bool
+    asked: Asked, thresholds: Mapping[Measure, Mapping[str, float]], rule: str | None, needs_gamma: bool
 ) -> Check:
     """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
-    run, question = inputs.run, inputs.question
-    named_draft = None if question.draft == AUTO else [question.draft]
-    chosen, pools = rule or one_rule(inputs), list(draft_pools(inputs, inputs.deciding, named_draft))
-    evidence = evidence_of(inputs, pools)
-    costs, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
+    run, question = asked.run, asked.question
+    chosen, judged = rule or one_rule(asked), Judge.of(asked)
+    pools, evidence, weights, mix = judged.pools, judged.evidence, judged.weights, judged.mix
+    costs, timing, candidates = judged.costs, judged.timing, judged.candidates
     domains = list(dict.fromkeys(item.domain for item in pools if item.pool.defined))
     if not domains:
         hint = "name a rule that applies to this text: strict if it is greedy; one_hot, lossless or block if it is sampled"
         raise OptionInvalid(f"{chosen} has no rounds on the text of {run.path}", hint)
-    (draft, gamma), tested = _choice(inputs, evidence, needs_gamma)
+    (draft, gamma), tested = _choice(judged, needs_gamma)
     drafting = run.manifest.drafting
     for measure, missing, why in (
         ("alpha", run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
@@ -451,7 +449,7 @@ def _check_thresholds(
     outcome = together([item.outcome for item in items])
     return Check(
         outcome=outcome,
-        notes=_notes(inputs, [(item.domain, item.pool) for item in pools], speedup="speedup" in thresholds),
+        notes=_notes(asked, [(item.domain, item.pool) for item in pools], speedup="speedup" in thresholds),
         reason=_in_words(items, outcome),
         run=str(run.path),
         draft=draft,
@@ -464,16 +462,15 @@ def _check_thresholds(
     )
 
 
-def _choice(inputs: ReportInputs, evidence: Evidence, needs_gamma: bool) -> tuple[Pair, CrossFit | None]:
+def _choice(judged: Judge, needs_gamma: bool) -> tuple[Pair, CrossFit | None]:
     """Return the draft and gamma that thresholds are about: as named, else as the decision fixes them, else as the verdict
     on the whole traffic chooses them, with what that rests on. Raises `OptionInvalid` if nothing tells.
     """
-    question, run = inputs.question, inputs.run
-    _, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
+    question, run = judged.asked.question, judged.asked.run
+    timing, candidates, mix, reason = judged.timing, judged.candidates, judged.mix, judged.undecidable
     options, (first, *others) = question.options(candidates, run.gammas, timing), candidates
     if not others and not (needs_gamma and question.chooses(options)):
         return options[0] if options else (first, max(run.gammas)), None
-    reason = why_undecidable(weights, evidence, candidates[first])
     pair, decision = (None, no_decision(reason)) if reason else judge(candidates, timing, mix, question, run.gammas)
     if pair is None:
         what, names = ("draft", list(run.manifest.drafts)) if others else (f"gamma of {first}", list(map(str, run.gammas)))
@@ -489,12 +486,12 @@ def _require_one_of(what: str, asked: object, known: Collection[object], run: Ru
         raise OptionInvalid(f"unknown {what} in {run.path}: {short(str(asked))}", f"name one: {names}")
 
 
-def one_rule(inputs: ReportInputs) -> str:
+def one_rule(asked: Asked) -> str:
     """Return the rule of the decision. Raises `OptionInvalid` if greedy and sampled text have one each, or none exists."""
-    if len(inputs.decisive) != 1:
-        found = " and ".join(inputs.decisive) or "no text is the target's own"
+    if len(asked.decisive) != 1:
+        found = " and ".join(asked.decisive) or "no text is the target's own"
         raise OptionInvalid(f"the run's text has no single rule: {found}", "name one: --rule strict")
-    return inputs.decisive[0]
+    return asked.decisive[0]
 
 
 def check_baseline(
@@ -519,8 +516,8 @@ def check_baseline(
     profile = profile or new.run.manifest.profile
     used = int(deciding_gamma(old, both, profile) or 0)
     drafts = [side.run.manifest.drafts[side.draft] for side in (old, new)]
-    inputs = ReportInputs.of(new.run, profile)
-    chosen, confidence, weights = rule or one_rule(inputs), inputs.question.confidence, inputs.question.weights
+    asked = Asked.of(new.run, profile)
+    chosen, confidence, weights = rule or one_rule(asked), asked.question.confidence, asked.question.weights
     texts, rows, unpaired = paired_texts(old, new, [chosen])
     judged, unjudged = list[TextPair](), list[Unjudged]()
     for text in texts:
@@ -540,7 +537,7 @@ def check_baseline(
     for domain, those, shares in (*whole, *((text.domain, [text], None) for text in judged)):
         item, bounds = _kept_of_baseline(domain, those, shares, used, margin, same, confidence)
         against = (contradiction(side) for text in those for side in (text.second, text.first))
-        if doubt := inputs.question.stand_in or next(filter(None, against), ""):  # rounds describe other traffic
+        if doubt := asked.question.stand_in or next(filter(None, against), ""):  # rounds describe other traffic
             item, bounds = dataclasses.replace(item, outcome="undecided", note=doubt), None
         parts.append((item, bounds))
     items = _judged_together(parts, confidence)
@@ -550,7 +547,7 @@ def check_baseline(
     unmoved = SAME if items[0].note == SAME else "the threshold is reached"
     return Check(
         outcome=outcome,
-        notes=_notes(inputs, [(text.domain, text.second) for text in texts], speedup=False),
+        notes=_notes(asked, [(text.domain, text.second) for text in texts], speedup=False),
         reason=_in_words(items if failed else items[:1], outcome, unjudged, unmoved),
         run=new.label,
         baseline=old.label,

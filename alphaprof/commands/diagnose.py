@@ -42,10 +42,10 @@ from alphaprof.profiling.engine.server import answer_of, arguments_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.asked import Asked
+from alphaprof.report.judge import Judge
 from alphaprof.report.speeds import speedup_interval
-from alphaprof.report.stopping import answered_p_min
-from alphaprof.report.traffic import why_undecidable
+from alphaprof.report.stopping import settled
 from alphaprof.run.manifest import CHAIN
 from alphaprof.run.reader import Run, RunDraft, side_of
 from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, small_sample
@@ -432,12 +432,11 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
     if gamma is None and imported is None:
         raise OptionInvalid(f"{run.path} was not imported from an engine", "give an address, a page or an imported run")
     gamma = gamma or run.gammas[0]
-    inputs = answered_p_min(ReportInputs.of(run, run.manifest.profile.deciding(side.draft, None, gamma)))
-    drafts = list(draft_pools(inputs, inputs.deciding, [side.draft]))
-    evidence = evidence_of(inputs, drafts)
-    pools, given = evidence.candidates[side.draft], inputs.question.weights if domain is None else {domain: 1.0}
-    weights = given or dict(evidence.observed)
-    reason = "" if domain in pools else why_undecidable(weights, evidence, pools)
+    asked = settled(Asked.of(run, run.manifest.profile.deciding(side.draft, None, gamma)))
+    judge = Judge.of(asked)
+    pools, given = judge.evidence.candidates[side.draft], asked.question.weights if domain is None else {domain: 1.0}
+    weights = given or dict(judge.evidence.observed)
+    reason = "" if domain in pools else judge.evidence.lacks(weights, side.draft)
     if imported is not None and imported.drafting != CHAIN:
         reason = f"it was served with {imported.drafting} drafting"
     chosen = [(pools[name], share) for name, share in weights.items() if share > 0] if not reason else []
@@ -457,8 +456,8 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
         tested = np.hstack([drafted[:, :1], accepted[:, :-1]])
     prompts = np.concatenate([pool["prompt_tokens"] for pool, _ in chosen])
     total, number = by_cluster(units, prompts, np.ones(len(prompts)))
-    times = inputs.costs.times(inputs.question.concurrency).get(side.draft) if inputs.costs else None
-    mix = Mix.of(weights) if given else Mix(tuple(weights), None, inputs.strata)
+    times = asked.costs.times(asked.question.concurrency).get(side.draft) if asked.costs else None
+    mix = Mix.of(weights) if given else Mix(tuple(weights), None, asked.strata)
     faster = mix.speedup([pool.counts(gamma) for pool, _ in chosen], times) if times and times.covers(gamma) else None
     return Served(
         about=f"{run.path} ({imported.engine if imported else 'profiled'})",
@@ -470,9 +469,9 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
         drafted=float(drafted.sum()),
         requests=len(prompts),
         prompts=total / number,
-        rule=" and ".join(inputs.decisive),
+        rule=" and ".join(asked.decisive),
         speedup=speedup_interval(faster, CONFIDENCE),
-        exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in drafts),
+        exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in judge.pools),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,11 +19,11 @@ from alphaprof.errors import AlphaprofError
 from alphaprof.render.blocks import Block, Figure
 from alphaprof.render.format import text_kind
 from alphaprof.report.answer import Answer, Conditions, DomainAnswer, DraftAnswer, Note, Result, RunFacts, Traffic
-from alphaprof.report.inputs import DraftPool, ReportInputs, draft_pools, evidence_of
+from alphaprof.report.asked import Asked, DraftPool
+from alphaprof.report.judge import Judge
 from alphaprof.report.notes import report_notes, timing_notes
 from alphaprof.report.result import ResultKey, build_result
-from alphaprof.report.stopping import answered_p_min
-from alphaprof.report.traffic import Judge
+from alphaprof.report.stopping import settled
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Documents, mean_context
 from alphaprof.totals.files import DraftTotals
@@ -75,9 +74,8 @@ class RunReport(Report):
     so in its place.
     """
 
-    inputs: ReportInputs
+    asked: Asked
     part: LogPart  # of the position log that sections read
-    pools: Sequence[DraftPool]  # of the rules that the verdict concerns
     judge: Judge
     others: Sequence[str]  # ids of the other rules to report on
 
@@ -125,16 +123,16 @@ class RunReport(Report):
     @cached_property
     def results(self) -> tuple[Result, ...]:
         """One for each draft, domain and kind of text under the rules of the verdict."""
-        return tuple(self.results_of(self.pools))
+        return tuple(self.results_of(self.judge.pools))
 
     def results_of(self, pools: Iterable[DraftPool]) -> Iterator[Result]:
         """Yield the result of each pool; several are worked out at a time."""
-        run, costs = self.inputs.run, self.inputs.costs
+        run, costs = self.asked.run, self.asked.costs
 
         def result(item: DraftPool) -> Result:
             key = ResultKey(item.domain, item.draft, item.rule, run.manifest.drafts[item.draft], costs)
-            judged = self.judge.known(item.domain, item.draft, item.pool, costs)
-            return build_result(key, item.pool, item.spans, self.inputs.question, run.gammas, judged)
+            judged = self.judge.known(item.domain, item.draft, item.pool)
+            return build_result(key, item.pool, item.spans, self.asked.question, run.gammas, judged)
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             yield from threads.map(result, pools)
@@ -155,19 +153,15 @@ def build_report(
     `changes`: what led to `config`, as `--set` takes it.
     """
     profile = dataclasses.replace(run.manifest, config=dict(config)).profile if config else run.manifest.profile
-    inputs = answered_p_min(ReportInputs.of(run, profile))
-    for draft in inputs.run.manifest.drafts if rules else ():  # not only when their section is shown
-        DraftTotals(inputs.run, draft).require(rules or ())
-    part = LogPart.of(run, inputs.documents, None if whole_log else limit_of(run))
-    question, run, documents = inputs.question, inputs.run, inputs.documents
-    pools = list(draft_pools(inputs, inputs.deciding, spans=True))
-    counts = Counter[str]()
-    for group in documents.groups:
-        counts[group.domain] += len(group.rows)
-    judge = Judge(evidence_of(inputs, pools), inputs.costs, question, run.gammas, counts)
+    asked = settled(Asked.of(run, profile))
+    for draft in asked.run.manifest.drafts if rules else ():  # not only when their section is shown
+        DraftTotals(asked.run, draft).require(rules or ())
+    part = LogPart.of(run, asked.documents, None if whole_log else limit_of(run))
+    question, run, documents = asked.question, asked.run, asked.documents
+    judge = Judge.of(asked, list(run.manifest.drafts), spans=True)
     answer, traffic = judge.traffic()
     facts = _run_facts(run, documents, part)
-    more = timing_notes(inputs.timing, answer.draft, answer.gamma)
+    more = timing_notes(asked.timing, answer.draft, answer.gamma)
     report = Report(
         answer=answer,
         traffic=traffic,
@@ -179,13 +173,13 @@ def build_report(
             changes=tuple(changes),
         ),
         confidence=question.confidence,
-        times=inputs.cost,
+        times=asked.cost,
         run=facts,
-        notes=report_notes(run, facts, pools, answer, traffic, inputs.cost, inputs.source, list(more)),
+        notes=report_notes(run, facts, judge.pools, answer, traffic, asked.cost, asked.source, list(more)),
         alphaprof=__version__,
     )
-    others = tuple(rule for rule in dict.fromkeys(rules or run.rules) if rule not in inputs.deciding)
-    return RunReport.of(report, inputs=inputs, part=part, pools=pools, judge=judge, others=others)
+    others = tuple(rule for rule in dict.fromkeys(rules or run.rules) if rule not in asked.deciding)
+    return RunReport.of(report, asked=asked, part=part, judge=judge, others=others)
 
 
 def _run_facts(run: Run, documents: Documents, part: LogPart) -> RunFacts:

@@ -8,7 +8,7 @@ from alphaprof.costs.cost_model import MEASURED, NONE, ROOFLINE, TIMED, Cost
 from alphaprof.costs.rounds import Timing, halves_disagree, slow_tail
 from alphaprof.render.format import count, many, percent, short, text_kind
 from alphaprof.report.answer import Answer, Note, RunFacts, Traffic
-from alphaprof.report.inputs import DraftPool
+from alphaprof.report.asked import DraftPool
 from alphaprof.report.result import SELF_CHECK_FLOOR, self_check
 from alphaprof.report.verdict import SLOW_BASELINE
 from alphaprof.rules import GREEDY, SAMPLED

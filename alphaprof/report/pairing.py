@@ -14,8 +14,8 @@ from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.traffic import basis, why_undecidable
+from alphaprof.report.asked import Asked
+from alphaprof.report.judge import Judge
 from alphaprof.report.verdict import AUTO, judge
 from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, PARTIAL, ModelFacts, require_one_scheme
 from alphaprof.run.reader import Run, RunDraft
@@ -149,15 +149,14 @@ def deciding_gamma(side: RunDraft, gammas: Sequence[int], asked: ProfileOptions 
     # Pairs are compared without p_min.
     changes = {"gamma": AUTO, "concurrency": asked.decision.concurrency, "p_min": 0.0}
     decision = own.decision.model_copy(update=changes)
-    inputs = ReportInputs.of(run, own.model_copy(update={"decision": decision, "costs": asked.costs}).deciding(side.draft))
+    question = Asked.of(run, own.model_copy(update={"decision": decision, "costs": asked.costs}).deciding(side.draft))
     largest = max(gammas, default=None)
-    if not gammas or side.draft not in inputs.timing.times:
+    if not gammas or side.draft not in question.timing.times:
         return largest
-    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, [side.draft])))
-    _, timing, candidates, mix, weights = basis(evidence, inputs.costs, inputs.question)
-    if side.draft not in candidates or why_undecidable(weights, evidence, candidates[side.draft]):
+    judged = Judge.of(question)
+    if judged.undecidable:
         return largest
-    pair, _ = judge(candidates, timing, mix, inputs.question, gammas)
+    pair, _ = judge(judged.candidates, judged.timing, judged.mix, question.question, gammas)
     return pair[1] if pair else largest
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from alphaprof.costs.rounds import UNTIMED, StepTimes, Timing
 from alphaprof.costs.speedup import Mix
 from alphaprof.errors import OptionInvalid
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.traffic import basis, why_undecidable
+from alphaprof.report.asked import Asked
+from alphaprof.report.judge import Judge
 from alphaprof.report.verdict import AUTO, Halves, Pools
 
 P_MINS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.9)
@@ -31,18 +31,16 @@ class Tried(NamedTuple):
     mix: Mix
 
     @classmethod
-    def of(cls, inputs: ReportInputs, drafts: Sequence[str]) -> Tried | None:
+    def of(cls, asked: Asked, drafts: Sequence[str]) -> Tried | None:
         """From the rounds of `drafts` under the rules of the verdict; None if no verdict is defined, no domain has
         rounds, or one has none that has a weight.
         """
         pools, timing, mix = dict[float, Pools](), UNTIMED, None
         for p_min in (0.0, *P_MINS):
-            question = inputs.question.model_copy(update={"p_min": p_min, "draft": AUTO})
-            asked = replace(inputs, question=question)
-            evidence = evidence_of(asked, list(draft_pools(asked, asked.deciding, drafts)))
-            evidence = replace(evidence, candidates={draft: evidence.candidates[draft] for draft in drafts})
-            _, timing, candidates, mix, weights = basis(evidence, inputs.costs, question)
-            if why_undecidable(weights, evidence, next(iter(candidates.values()))):
+            question = asked.question.model_copy(update={"p_min": p_min, "draft": AUTO})
+            judge = Judge.of(replace(asked, question=question), drafts)
+            timing, candidates, mix = judge.timing, judge.candidates, judge.mix
+            if judge.undecidable:
                 return None
             needed = any if mix.weights is None else all  # as drawn, a domain without rounds adds nothing
             if not all(needed(by_domain[name]["tokens"].any() for name in mix.domains) for by_domain in candidates.values()):
@@ -69,27 +67,26 @@ class Tried(NamedTuple):
         return Halves.of(pools, timing, self.mix)
 
 
-def answered_p_min(inputs: ReportInputs) -> ReportInputs:
+def settled(asked: Asked) -> Asked:
     """Return the same with a number if `decision.p_min` is auto: what each half of the documents chooses with draft and γ,
     or 0 if they do not choose the same. Raises `OptionInvalid` if a draft's log does not say when it stops.
     """
-    question, facts = inputs.question, inputs.run.manifest.drafts
-    judged = list(facts) if question.draft == AUTO else [question.draft]
-    if question.p_min and (silent := [draft for draft in judged if facts[draft].by_depth]):
+    question, facts = asked.question, asked.run.manifest.drafts
+    if question.p_min and (silent := [draft for draft in asked.drafts if facts[draft].by_depth]):
         problem = f"decision.p_min: the log of {silent[0]} holds no probabilities by depth, so the draft's stops are unknown"
         raise OptionInvalid(problem, "leave p_min out, or name another decision.draft")
     if question.p_min != AUTO:
-        return inputs
-    tried = Tried.of(inputs, judged)
+        return asked
+    tried = Tried.of(asked, asked.drafts)
     if tried is None or not tried.timing.times:
-        return replace(inputs, question=question.model_copy(update={"p_min": 0.0}))
-    gammas = question.gammas(inputs.run.gammas)
+        return replace(asked, question=question.model_copy(update={"p_min": 0.0}))
+    gammas = question.gammas(asked.run.gammas)
     covered = [(draft, gamma) for draft in tried.drafts for gamma in gammas if tried.timing.covers(draft, gamma)]
     options = [(_named(p_min, draft), gamma) for p_min in tried.candidates for draft, gamma in covered]
     choice = tried.halves().chosen(options)
     chosen = {float(draft.partition(" ")[0]) for draft, _ in choice.halves} if choice is not None else {0.0}
     best = float(choice.pair[0].partition(" ")[0]) if choice is not None and len(chosen) == 1 else 0.0
-    return replace(inputs, question=question.model_copy(update={"p_min": best, "chose_p_min": best > 0}))
+    return replace(asked, question=question.model_copy(update={"p_min": best, "chose_p_min": best > 0}))
 
 
 def _named(p_min: float, draft: str) -> str:

@@ -284,21 +284,6 @@ def judge(
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What the verdict on the traffic rests on, all under the rules that it concerns (`rules`: their ids).
-
-    `candidates`: the pools that have rounds, by draft, then domain; `undefined`: why some text of a domain has none;
-    `observed`: the share of tokens of each domain in the run; `strata` [units]: see `Documents.strata`.
-    """
-
-    rules: Sequence[str]
-    candidates: Pools
-    undefined: Mapping[str, str]
-    observed: Mapping[str, float]
-    strata: Array
-
-
-@dataclass(frozen=True)
 class Decision:
     """A verdict with the speedup and one-sided bounds that it rests on; `tested`: where these come from.
 

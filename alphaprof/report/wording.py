@@ -35,7 +35,7 @@ def how_drafted(report: RunReport, results: Sequence[Result]) -> Iterator[str]:
     """Yield how q was processed, if a rule draws from it on text that was sampled without the less probable tokens."""
     drawn = any(parse_rule(result.rule).rule.drawn and fmt.is_cut(result.sampling) for result in results)
     if drawn and report.run.imported is None:
-        setting = report.inputs.run.manifest.profile.draft_processing
+        setting = report.asked.run.manifest.profile.draft_processing
         how = "is cut like p" if setting == "same" else "has temperature only, p is also cut by top_k, top_p and min_p"
         yield f"q {how} (draft_processing: {setting})"
 

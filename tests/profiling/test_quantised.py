@@ -25,7 +25,7 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.kinds import layer_skip
 from alphaprof.profiling.models.load import Model, fingerprint, fingerprint_of, load_model
-from alphaprof.report.inputs import ReportInputs
+from alphaprof.report.asked import Asked
 from alphaprof.run.manifest import Quantisation
 from alphaprof.run.reader import Run
 from tests.tiny import llama, tokenizer
@@ -239,6 +239,6 @@ def test_a_run_names_the_kernels_wherever_it_names_the_dtype(tmp_path: Path) -> 
     for served, stands_in in (("rows8", False), ("float32", True), ("fp8", True)):
         config = changed_question(manifest.config, [f"decision.served_dtype={served}"])
         assert (
-            bool(ReportInputs.of(Run.open(run), dataclasses.replace(manifest, config=config).profile).question.stand_in)
+            bool(Asked.of(Run.open(run), dataclasses.replace(manifest, config=config).profile).question.stand_in)
             == stands_in
         )

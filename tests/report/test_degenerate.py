@@ -150,8 +150,8 @@ def test_without_rounds_nothing_is_said_of_p_min(name: str, tmp_path: Path) -> N
     report = RUNS[name].report(tmp_path / "run")
     assert report.answer.tokens_per_round is None
     assert "0.00" not in as_terminal(report, 100, "gammas")
-    config = changed_question(report.inputs.run.manifest.config, ["decision.p_min=auto"])
-    assert build_report(report.inputs.run, config=config).conditions.p_min == 0
+    config = changed_question(report.asked.run.manifest.config, ["decision.p_min=auto"])
+    assert build_report(report.asked.run, config=config).conditions.p_min == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,11 +13,11 @@ import pytest
 
 from alphaprof.costs.rounds import StepTime, StepTimes, Timing, without_draft
 from alphaprof.costs.speedup import Mix
-from alphaprof.report import traffic
+from alphaprof.report import judge
 from alphaprof.report.answer import OnFor
-from alphaprof.report.inputs import ReportInputs, draft_pools
+from alphaprof.report.asked import Asked, draft_pools
+from alphaprof.report.judge import on_for
 from alphaprof.report.speeds import deciding_interval
-from alphaprof.report.traffic import on_for
 from alphaprof.report.verdict import CrossFit, Halves, Question, held_out
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units
@@ -59,8 +59,8 @@ class Anew:
         return float(self.spent[option][rows].sum() / self.tokens[rows].sum()) if option else 1.0
 
 
-def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], ReportInputs]:
-    inputs = ReportInputs.of(run, run.manifest.profile)
+def pools_of(run: Run) -> tuple[dict[str, dict[str, DocumentTotals]], Asked]:
+    inputs = Asked.of(run, run.manifest.profile)
     pools: dict[str, dict[str, DocumentTotals]] = {}
     for item in draft_pools(inputs, inputs.deciding):
         pools.setdefault(item.draft, {})[item.domain] = item.pool
@@ -202,7 +202,7 @@ def test_domains_that_all_documents_choose_and_test_are_told_apart_too_often(mon
     rng = np.random.default_rng(39)
     runs = [{domain: drawn(rng, 30, 1.0) for domain in "abcdefg"} for _ in range(100)]
     assert sum(named(run, None) is not None for run in runs) <= 0.05 * len(runs)
-    monkeypatch.setattr(traffic.Halves, "of", undivided)
+    monkeypatch.setattr(judge.Halves, "of", undivided)
     assert sum(named(run, None) is not None for run in runs) > 0.15 * len(runs)
 
 

@@ -293,7 +293,7 @@ def test_a_report_says_how_q_was_processed_where_a_rule_draws_from_it(
     said = {"temperature": "q has temperature only, p is also cut by top_k, top_p and min_p", "same": "q is cut like p"}
     for setting, words in said.items():
         report = build_report(altered(run, config=run.manifest.config | {"draft_processing": setting}))
-        asked_for = asked(report.inputs.run, rule=rule)
+        asked_for = asked(report.asked.run, rule=rule)
         where = [name for name in ("verdict", "rules") if words in as_terminal(asked_for, 100, name)]
         assert where == [shown] * bool(shown)
 

@@ -13,7 +13,7 @@ from alphaprof.config.options import TableCosts
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import Mix
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
-from alphaprof.report.inputs import ReportInputs, draft_pools
+from alphaprof.report.asked import Asked, draft_pools
 from alphaprof.report.loads import over_loads
 from alphaprof.report.schedule import GammaByLoad
 from alphaprof.run.reader import Run
@@ -74,7 +74,7 @@ def test_a_schedule_loses_at_most_one_percent(alpha: float, noise: float, tmp_pa
     """
     recipe = Recipe({"code": Domain(documents=400, alpha=alpha, longest=120)}, gammas=GAMMAS)
     run, generator, losses, gammas = write_run(tmp_path / "run", recipe), np.random.default_rng(3), [], set()
-    (found,) = draft_pools(ReportInputs.of(run, run.manifest.profile), ["strict"], ["small"])
+    (found,) = draft_pools(Asked.of(run, run.manifest.profile), ["strict"], ["small"])
     known = load_of(run, found.pool, costs_of(run, 1024))
     places = list(product(BATCHES, CONTEXTS))
     truth = {(*place, gamma): value(known, *place, gamma) if gamma else 1.0 for place in places for gamma in (0, *GAMMAS)}

@@ -48,7 +48,7 @@ def test_spans_add_up_to_the_totals_of_their_texts(report: RunReport, rule: str)
     """Tokens and rounds to those of the totals, whatever the draft, where rounds are facts and where they are expectations;
     shares of tokens and time to 1.
     """
-    run = report.inputs.run
+    run = report.asked.run
     report = asked(run, rule=rule)
     found = spans_of(report)
     assert set(found) == {"small", "lookup", "head"}
@@ -81,7 +81,7 @@ def test_spans_add_up_to_the_totals_of_their_texts(report: RunReport, rule: str)
 
 def test_greedy_rounds_by_span_are_those_of_a_plain_loop(report: RunReport) -> None:
     """Of greedy and sampled text, a round's tokens one by one."""
-    log, documents = log_of(report.inputs.run), report.inputs.run.documents().to_pandas().set_index("document")
+    log, documents = log_of(report.asked.run), report.asked.run.documents().to_pandas().set_index("document")
     item = spans_of(report)["small"]
     rounds, tokens, accepted, positions = (dict.fromkeys(item.spans, 0.0) for _ in range(4))
     for number, rows in log[log["draft"] == "small"].groupby("document"):
@@ -121,8 +121,8 @@ def test_spans_share_the_steps_of_a_batch(tmp_path: Path) -> None:
 
 @each("rule", ["auto", "lossless"])
 def test_a_relaxed_rule_in_thinking_only_is_what_the_log_says(report: RunReport, rule: str) -> None:
-    report = asked(report.inputs.run, rule=rule)
-    log, documents = log_of(report.inputs.run), report.inputs.run.documents().to_pandas().set_index("document")
+    report = asked(report.asked.run, rule=rule)
+    log, documents = log_of(report.asked.run), report.asked.run.documents().to_pandas().set_index("document")
     for item in report.section("spans"):
         assert [each.rule for each in item.relaxed] == ["additive_0p1", "trtllm_10_0p6"]
         rows = log[(log["draft"] == item.draft) & (log["proposed"] > 0)]
@@ -175,7 +175,7 @@ def test_a_run_without_spans_says_so_and_shows_what_it_did(tmp_path: Path) -> No
 
 def test_weights_of_domains_do_not_count_by_span_and_that_is_said(report: RunReport) -> None:
     """Its total may then be another one than the verdict's."""
-    weighed = asked(report.inputs.run, weights={"code": 0.9, "chat": 0.1, "wiki": 0})
+    weighed = asked(report.asked.run, weights={"code": 0.9, "chat": 0.1, "wiki": 0})
     said = "decision.weights do not count here"
     assert said in as_terminal(weighed, 150, "spans")
     assert said not in as_terminal(report, 150, "spans")

@@ -82,7 +82,7 @@ def recounted(run: Run, gamma: int, p_min: float) -> tuple[int, int, tuple[int, 
 @pytest.mark.parametrize("p_min", [0.0, 0.4, 0.6])
 @pytest.mark.parametrize("gamma", [1, 4, 8])
 def test_the_ends_are_those_of_a_plain_loop(run: Run, report: RunReport, gamma: int, p_min: float) -> None:
-    tried = Tried.of(report.inputs, ["small"])
+    tried = Tried.of(report.asked, ["small"])
     assert tried is not None
     assert {*tried.candidates} == {0.0, *P_MINS}
     by_domain, times = tried.candidates[p_min]["small"], tried.timing.times["small"]

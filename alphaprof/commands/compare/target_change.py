@@ -24,11 +24,11 @@ from alphaprof.costs.speedup import Mix, spent_and_base
 from alphaprof.errors import NotComparable
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Command, Small, Verdict, table_of_rows
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
+from alphaprof.report.asked import Asked
+from alphaprof.report.judge import Judge
 from alphaprof.report.pairing import TextPair, changed_facts, difference_over, over_domains, surely_one
 from alphaprof.report.result import contradiction
-from alphaprof.report.stopping import answered_p_min
-from alphaprof.report.traffic import Judge
+from alphaprof.report.stopping import settled
 from alphaprof.report.verdict import Question
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run, RunDraft
@@ -207,7 +207,7 @@ def target_change(
     returns them, of runs whose targets differ; `shared`: a run of the new target on the texts of the old one. Raises
     `NotComparable` for another one.
     """
-    sides = [ReportInputs.of(side.run, side.run.manifest.profile.deciding(side.draft)) for side in (first, second)]
+    sides = [Asked.of(side.run, side.run.manifest.profile.deciding(side.draft)) for side in (first, second)]
     question, confidence = sides[1].question, float(sides[1].question.confidence)
     mine = [text for text in texts if text.has_rounds and text.rule == question.rule_for(text.first.policy)]
     if not mine:
@@ -221,7 +221,7 @@ def target_change(
     whole, bounds = changes[0], deciding_bounds(*groups[ALL], gamma, confidence)
     doubts = (contradiction(pool) for text in mine for pool in text.sides)
     doubt = question.stand_in or next(filter(None, doubts), "")
-    verdict, reason = _verdict(sides[1], second, whole, bounds, margin, doubt)
+    verdict, reason = _verdict(sides[1], whole, bounds, margin, doubt)
     away, needed = whole.change.value + margin, None
     half = whole.change.value - bounds[0] if away > 0 else bounds[1] - whole.change.value
     if verdict == "UNDECIDED" and not doubt and half < abs(away) * math.sqrt(ENDLESS):
@@ -250,15 +250,11 @@ def target_change(
     )
 
 
-def _verdict(
-    inputs: ReportInputs, side: RunDraft, whole: Change, bounds: tuple[float, float], margin: float, doubt: str
-) -> tuple[VerdictName, str]:
-    """Return the verdict and its reason. `inputs`: of the new run, whose report turns off a draft whatever it kept."""
+def _verdict(asked: Asked, whole: Change, bounds: tuple[float, float], margin: float, doubt: str) -> tuple[VerdictName, str]:
+    """Return the verdict and its reason. `asked`: of the new run, whose report turns off a draft whatever it kept."""
     if doubt:
         return "UNDECIDED", doubt
-    inputs = answered_p_min(inputs)
-    evidence = evidence_of(inputs, list(draft_pools(inputs, inputs.deciding, [side.draft])))
-    answer, _ = Judge(evidence, inputs.costs, inputs.question, side.run.gammas, {}).traffic()
+    answer, _ = Judge.of(settled(asked)).traffic()
     if answer.verdict == "NO-GO":
         return "TURN OFF", f"with the new target, {answer.reason}"
     low, high = (f"{100 * bound:+.1f}%" for bound in bounds)

@@ -12,10 +12,10 @@ from alphaprof.costs.rounds import StepTimes
 from alphaprof.costs.speedup import Mix
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, is_cut, many, short, text_kind, visible
-from alphaprof.report.inputs import ReportInputs, draft_pools, evidence_of
-from alphaprof.report.stopping import answered_p_min
-from alphaprof.report.traffic import why_undecidable
-from alphaprof.report.verdict import Evidence, Question
+from alphaprof.report.asked import Asked, Evidence
+from alphaprof.report.judge import Judge
+from alphaprof.report.stopping import settled
+from alphaprof.report.verdict import Question
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN
 from alphaprof.run.reader import RunDraft
@@ -98,27 +98,26 @@ def scope_of(
     if (drafting := run.manifest.drafting) != CHAIN:
         problem = f"{run.path} was served with {drafting} drafting, but {to} needs rounds of draft chains"
         raise OptionInvalid(problem, "import requests with chain drafting: --speculative-eagle-topk 1")
-    inputs = answered_p_min(ReportInputs.of(run, run.manifest.profile.deciding(side.draft, rule, gamma)))
-    for bound in map(parse_rule, inputs.deciding):
+    asked = settled(Asked.of(run, run.manifest.profile.deciding(side.draft, rule, gamma)))
+    for bound in map(parse_rule, asked.deciding):
         if bound.rule.lossy or not bound.rule.timed:
             hint = "export strict, one_hot, lossless or block; for lossy rules use validate --rule"
             raise OptionInvalid(f"{bound.id} has no rounds of draft chains, which {to} needs", hint)
-    decisive, question = list(draft_pools(inputs, inputs.deciding, [side.draft])), inputs.question
-    evidence = evidence_of(inputs, decisive)
-    weights = {domain: 1.0} if domain is not None else question.weights or dict(evidence.observed)
-    pools = _pools_to_export(side, evidence, weights, domain)
+    judge, question = Judge.of(asked), asked.question
+    weights = {domain: 1.0} if domain is not None else judge.weights
+    pools = _pools_to_export(side, judge.evidence, weights, domain)
     weights = {name: weights[name] for name in pools}
     given = domain is None and question.weights is not None
-    used = [item for item in decisive if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
+    used = [item for item in judge.pools if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
     traffic = f"whole traffic ({many(len(pools), 'domain')} {'by decision.weights' if given else 'as observed'})"
     return ExportScope(
         side=side,
         question=question,
-        costs=inputs.costs.of_domain(domain) if inputs.costs and domain is not None else inputs.costs,
+        costs=asked.costs.of_domain(domain) if asked.costs and domain is not None else asked.costs,
         pools=pools,
         weights=weights,
         given=given,
-        mix=Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, inputs.strata),
+        mix=Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, asked.strata),
         label=traffic if domain is None else f"domain {_quoted(domain)}",
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
@@ -141,7 +140,7 @@ def _pools_to_export(
     if domain is not None and domain not in evidence.observed:
         known = ", ".join(map(_quoted, evidence.observed))
         raise OptionInvalid(f"{side.run.path} has no domain {_quoted(domain)}", f"it has: {known}")
-    reason = why_undecidable(weights, evidence, pools) if domain is None else evidence.undefined.get(domain, "")
+    reason = evidence.lacks(weights, side.draft) if domain is None else evidence.undefined.get(domain, "")
     shared = [name for name, share in weights.items() if share > 0]
     brief = [name for name in shared if name in pools and not pools[name]["tokens"].sum()]
     if brief and not reason:

@@ -94,7 +94,7 @@ def compute(report: RunReport) -> tuple[Attribution, ...]:
     """Attribute what is lost under the rules that verdicts concern, and under chains that keep the text if it is theirs; not
     for hybrids, which lose what their parts lose. Returns nothing without a position log.
     """
-    part, question = report.part, report.inputs.question
+    part, question = report.part, report.asked.question
     if not part.run.has_log or not part.run.shards:
         return ()
 
@@ -102,7 +102,7 @@ def compute(report: RunReport) -> tuple[Attribution, ...]:
         own = text.policy in rule.rule.policies and rule.rule.chained
         return own or question.rule_for(text.policy) == rule.id
 
-    drafts, rules = part.run.manifest.drafts, rules_of([*report.inputs.deciding, *report.others])
+    drafts, rules = part.run.manifest.drafts, rules_of([*report.asked.deciding, *report.others])
     jobs = [
         (draft, rule, texts)
         for draft in drafts

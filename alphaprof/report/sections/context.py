@@ -18,8 +18,8 @@ from alphaprof.costs.rounds import StepTimes, free_draft
 from alphaprof.costs.speedup import FEWEST, Mix
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Figure, Table
+from alphaprof.report.asked import Asked
 from alphaprof.report.build import RunReport
-from alphaprof.report.inputs import ReportInputs
 from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, ratio
@@ -81,15 +81,15 @@ class ContextAxis:
 
 def compute(report: RunReport) -> tuple[ContextAxis, ...]:
     """Return the axis of every draft with rounds in two ranges of contexts at least."""
-    inputs, part, gamma = report.inputs, report.part, report.answer.gamma
+    asked, part, gamma = report.asked, report.part, report.answer.gamma
     run, axes = part.run, list[ContextAxis]()
     for draft, facts in run.manifest.drafts.items() if run.has_log and run.shards else ():
-        rules = [rule for rule in map(parse_rule, inputs.decisive) if rule.rule.timed and not rule.rule.lossy]
+        rules = [rule for rule in map(parse_rule, asked.decisive) if rule.rule.timed and not rule.rule.lossy]
         factual = [rule.id for rule in rules if has_rounds(rule, facts) and not by_chance(rule, facts)]
         if not factual:
             continue
-        tokens = ContextTokens.joined([ContextTokens.read(part, draft, inputs.request([rule])) for rule in factual])
-        axis = _axis(draft, tokens, inputs, gamma if gamma in tokens.rounds else max(tokens.rounds))
+        tokens = ContextTokens.joined([ContextTokens.read(part, draft, asked.request([rule])) for rule in factual])
+        axis = _axis(draft, tokens, asked, gamma if gamma in tokens.rounds else max(tokens.rounds))
         axes += [axis] if axis is not None else []
     return tuple(axes)
 
@@ -187,17 +187,17 @@ def edges_of(context: Array, unit: Array) -> list[int]:
     return [0, *edges[1:]]
 
 
-def _axis(draft: str, tokens: ContextTokens, inputs: ReportInputs, gamma: int) -> ContextAxis | None:
+def _axis(draft: str, tokens: ContextTokens, asked: Asked, gamma: int) -> ContextAxis | None:
     edges = edges_of(tokens.context, tokens.unit) if len(tokens.context) else []
     if len(edges) < 2:
         return None
-    confidence, ranges = inputs.question.confidence, []
+    confidence, ranges = asked.question.confidence, []
     for low, high in zip(edges, [*edges[1:], None], strict=True):
         chosen = np.flatnonzero((tokens.context >= low) & (tokens.context < (high or math.inf)))
         unit, proposed = tokens.unit[chosen], tokens.proposed[chosen]
         mean = float(tokens.context[chosen].mean())
         counts = {each: tokens.counts(each, chosen) for each in tokens.rounds}
-        best, faster = _best(draft, counts, inputs.costs.at(mean) if inputs.costs else None, inputs)
+        best, faster = _best(draft, counts, asked.costs.at(mean) if asked.costs else None, asked)
         free = ALL.speedup([counts[gamma]], free_draft(gamma))
         ranges.append(
             ContextRange(
@@ -216,11 +216,11 @@ def _axis(draft: str, tokens: ContextTokens, inputs: ReportInputs, gamma: int) -
 
 
 def _best(
-    draft: str, counts: Mapping[int, RoundCounts], costs: CostModel | None, inputs: ReportInputs
+    draft: str, counts: Mapping[int, RoundCounts], costs: CostModel | None, asked: Asked
 ) -> tuple[list[BestGamma], Interval | None]:
     """Return the best γ at every concurrency, and the speedup at the best γ for that of the question."""
-    question = inputs.question
-    gammas = [gamma for gamma in question.gammas(inputs.run.gammas) if gamma in counts]
+    question = asked.question
+    gammas = [gamma for gamma in question.gammas(asked.run.gammas) if gamma in counts]
 
     def fastest(concurrency: int) -> tuple[int, float, StepTimes] | None:
         times = costs.times(concurrency).get(draft) if costs else None
@@ -233,9 +233,9 @@ def _best(
 
     each = [(size, found) for size in (costs.concurrencies if costs else ()) if (found := fastest(size)) is not None]
     best = [BestGamma(size, gamma if value > 1 else 0, max(value, 1.0)) for size, (gamma, value, _) in each]
-    if (asked := fastest(question.concurrency)) is None:
+    if (now := fastest(question.concurrency)) is None:
         return best, None
-    return best, speedup_interval(ALL.speedup([counts[asked[0]]], asked[2]), question.confidence)
+    return best, speedup_interval(ALL.speedup([counts[now[0]]], now[2]), question.confidence)
 
 
 def _pays_below(ranges: Sequence[ContextRange]) -> Interval | None:

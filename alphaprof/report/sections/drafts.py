@@ -35,7 +35,7 @@ def _rounds_of_heads(report: RunReport) -> Iterator[str]:
     heads = [draft for draft in report.run.drafts if facts[draft].by_depth and report.run.imported is None]
     if heads:
         yield f"rounds of {', '.join(heads)} draft a chain: an engine that drafts trees with it accepts more"
-        drawn = [item.rule for item in report.pools if item.draft in heads and by_chance(item.rule, facts[item.draft])]
+        drawn = [item.rule for item in report.judge.pools if item.draft in heads and by_chance(item.rule, facts[item.draft])]
         if drawn and not any(rule.rule.blocks for rule in drawn):
             yield "they verify token by token: by block (rule block) a round emits at least as many tokens on average"
 

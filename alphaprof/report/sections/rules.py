@@ -8,8 +8,8 @@ from itertools import islice
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, table_by_columns
 from alphaprof.report.answer import Result
+from alphaprof.report.asked import draft_pools
 from alphaprof.report.build import RunReport
-from alphaprof.report.inputs import draft_pools
 from alphaprof.report.wording import MARKS, alpha_name, by_text, how_drafted
 
 TITLE = "acceptance under other rules"
@@ -19,7 +19,7 @@ AT_ONCE = 8  # pools in memory
 
 def compute(report: RunReport) -> tuple[Result, ...]:
     """Return the results under the other rules, read and worked out rule by rule in the memory of one."""
-    pools, found = draft_pools(report.inputs, report.others, spans=True), list[Result]()
+    pools, found = draft_pools(report.asked, report.others, spans=True), list[Result]()
     while some := list(islice(pools, AT_ONCE)):
         found += report.results_of(some)
     return tuple(found)

@@ -70,17 +70,17 @@ class DraftSpans:
 
 def compute(report: RunReport) -> tuple[DraftSpans, ...]:
     """Return every draft that has rounds by span."""
-    inputs, part, found = report.inputs, report.part, list[DraftSpans]()
+    asked, part, found = report.asked, report.part, list[DraftSpans]()
     chosen = {item.answer.draft: item.answer.gamma for item in report.drafts}
     for draft, facts in part.run.manifest.drafts.items() if part.run.has_log else ():
-        rules = [rule for rule in map(parse_rule, inputs.decisive) if rule.rule.timed and not rule.rule.lossy]
+        rules = [rule for rule in map(parse_rule, asked.decisive) if rule.rule.timed and not rule.rule.lossy]
         rules = [rule for rule in rules if has_rounds(rule, facts)]
         lossy = [rule for rule in report.others if _relaxes(parse_rule(rule).rule, rules)]
         gamma = chosen.get(draft) or max(facts.lengths(part.run.gammas))
-        requests = [replace(inputs.request([rule.id, *lossy]), spans=True) for rule in rules]
+        requests = [replace(asked.request([rule.id, *lossy]), spans=True) for rule in rules]
         if (rows := SpanRows.read(part, draft, requests, gamma)) is None:
             continue
-        times = inputs.timing.times.get(draft)
+        times = asked.timing.times.get(draft)
         times = times.mixed([rows.rounds]) if times is not None and times.covers(gamma) else None
         spans = {name: rows.of(rows.name == name, times, report.confidence) for name in np.unique(rows.name)}
         found.append(
@@ -170,7 +170,7 @@ def draw(report: RunReport) -> Iterator[Block]:
         rows = [(fmt.short(span), _cells(each, name)) for span, each in item.spans.items()]
         below = ["  a round across a border is counted by its tokens: spans add up to all"]
         below += ["  expected rounds, without the control variate of other sections"] if item.expected else []
-        below += ["  of documents as measured: decision.weights do not count here"] if report.inputs.question.weights else []
+        below += ["  of documents as measured: decision.weights do not count here"] if report.asked.question.weights else []
         title, footer = f"draft {item.draft}, gamma {item.gamma}, by span", [("all", _cells(item.whole, name))]
         yield table_by_columns(title, rows, named="span", footer=footer, below=below, draft=item.draft)
         relaxed: list[Row] = [

@@ -168,7 +168,7 @@ class Target:
 
 def compute(report: RunReport) -> Target:
     """Return what the position log says of the target; nothing without a log, or without a complete shard."""
-    part, shown = report.part, [*report.inputs.deciding, *report.others]
+    part, shown = report.part, [*report.asked.deciding, *report.others]
     return Target(
         texts=predictability(part, report.confidence),
         certificates=build_certificates(part, report.confidence),

@@ -22,7 +22,7 @@ def draw(report: RunReport) -> Iterator[Block]:
     yield f"text {'; '.join(run.texts) or 'none'}"
     yield from how_drafted(report, report.results)
     yield f"{fmt.many(run.documents, 'document')}, {fmt.many(run.positions, 'position')}"
-    if halved := sum(shard.halved_batches for shard in report.inputs.run.manifest.shards):
+    if halved := sum(shard.halved_batches for shard in report.asked.run.manifest.shards):
         batches = "1 batch was" if halved == 1 else f"{halved} batches were"
         yield f"out of memory: {batches} halved; values may differ by up to 1e-3 from a run with enough memory"
     if run.imported is not None:

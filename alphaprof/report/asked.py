@@ -1,8 +1,8 @@
-"""What a report asks of a run: its question, documents and step times, and the pools of totals that answer it."""
+"""What is asked of a run: a question on its documents and step times, and the pools of totals that answer it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import Cost, CostModel, cost_of, open_costs
 from alphaprof.costs.rounds import UNTIMED, Timing
+from alphaprof.render.format import short
 from alphaprof.report.result import contradiction
-from alphaprof.report.verdict import Evidence, Question, not_defined
+from alphaprof.report.verdict import AUTO, Pools, Question, not_defined
 from alphaprof.rules import BoundRule, rules_of
 from alphaprof.run.manifest import Hybrid
 from alphaprof.run.parquet import of_rule, of_spans, whole_documents
@@ -30,8 +31,8 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class ReportInputs:
-    """What every part of a report rests on. `policies`: those of its texts, the empty one (text that the target
+class Asked:
+    """What every answer about a run rests on. `policies`: those of its texts, the empty one (text that the target
     did not produce) included.
     """
 
@@ -43,7 +44,7 @@ class ReportInputs:
     source: str  # where step times were to come from
 
     @classmethod
-    def of(cls, run: Run, profile: ProfileOptions) -> ReportInputs:
+    def of(cls, run: Run, profile: ProfileOptions) -> Asked:
         """From a run and what is asked of it."""
         run = with_hybrids(run, {name: Hybrid(**vars(each)) for name, each in profile.hybrids.items()})
         measured = run.manifest.target.computes_in if run.scored else None
@@ -78,6 +79,11 @@ class ReportInputs:
         return self.costs.timing(self.question.concurrency) if self.costs else UNTIMED
 
     @property
+    def drafts(self) -> list[str]:
+        """The drafts that the question is about."""
+        return list(self.run.manifest.drafts) if self.question.draft == AUTO else [self.question.draft]
+
+    @property
     def deciding(self) -> list[str]:
         """Ids of the rules that the verdict concerns, on any text of the run."""
         return list(dict.fromkeys(map(self.question.rule_for, self.policies)))
@@ -100,21 +106,21 @@ class DraftPool:
 
 
 class DraftTotalsReader:
-    """The pools of one draft, rule by rule of those that are `asked` for. What is stored is read rule by rule, in the
+    """The pools of one draft, rule by rule of some `rules`. What is stored is read rule by rule, in the
     memory of one; what is not is computed once for all of them. Columns that no rule changes are read once. `spans`: with
     those of spans.
     """
 
-    def __init__(self, inputs: ReportInputs, draft: str, asked: Sequence[str], spans: bool = False) -> None:
-        self.draft, self._facts = draft, inputs.run.manifest.drafts[draft]
-        self._inputs, self._asked, self._totals = inputs, asked, DraftTotals(inputs.run, draft)
+    def __init__(self, asked: Asked, draft: str, rules: Sequence[str], spans: bool = False) -> None:
+        self.draft, self._facts = draft, asked.run.manifest.drafts[draft]
+        self._asked, self._rules, self._totals = asked, rules, DraftTotals(asked.run, draft)
         self._shared: list[dict[str, Array]] = []
         self._spans = spans
 
     def pools(self, name: str) -> Iterator[DraftPool]:
         """Yield the pools of one rule, by its id, one for each domain and kind of text."""
-        inputs, (rule,), shared = self._inputs, rules_of([name]), tuple(self._shared)
-        gammas, spans = inputs.run.gammas, list[pa.Table]()
+        asked, (rule,), shared = self._asked, rules_of([name]), tuple(self._shared)
+        gammas, spans = asked.run.gammas, list[pa.Table]()
 
         def whole(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             for table in tables:
@@ -124,60 +130,88 @@ class DraftTotalsReader:
 
         def filled(tables: Iterable[pa.Table]) -> list[tuple[str, DocumentTotals]]:
             chosen = whole(tables) if self._spans else tables
-            return list(pools(chosen, inputs.documents, rule.id, gammas, shared, inputs.request().stops(self._facts)))
+            return list(pools(chosen, asked.documents, rule.id, gammas, shared, asked.request().stops(self._facts)))
 
         if self._computed is not None:
             by_domain = filled(self._computed)
         else:
-            has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in inputs.policies)
+            has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in asked.policies)
             columns = pooled_columns(gammas if has_rounds else (), own=bool(shared))
             by_domain = filled(self._tables([rule.id], columns))
         if not shared:
             self._shared += [{column: pool[column] for column in SHARED} for _, pool in by_domain]
-        of_groups = spans_of(spans, inputs.documents)
+        of_groups = spans_of(spans, asked.documents)
         self._spans = any(of_groups)  # if one rule has none, no rule has
         for (domain, pool), mine in zip(by_domain, of_groups, strict=True):
             yield DraftPool(self.draft, rule, domain, pool, mine)
 
     def _tables(self, rules: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield columns of the totals of rules, and the rows of spans if they are asked for."""
-        request = replace(self._inputs.request(rules), spans=self._spans)
+        request = replace(self._asked.request(rules), spans=self._spans)
         return self._totals.tables(request, [*columns, *SPAN_COLUMNS] if self._spans else columns)
 
     @cached_property
     def _computed(self) -> list[pa.Table] | None:
         """The totals of all rules that are asked for; None if they lie in files."""
-        inputs, run = self._inputs, self._inputs.run
-        request = inputs.request([rule.id for rule in rules_of(self._asked)])
-        if request.stored and self._totals.stored is not None and set(self._asked) <= set(run.rules):
+        asked, run = self._asked, self._asked.run
+        request = asked.request([rule.id for rule in rules_of(self._rules)])
+        if request.stored and self._totals.stored is not None and set(self._rules) <= set(run.rules):
             return None
         return list(self._tables(request.rules, pooled_columns(run.gammas)))
 
 
 def draft_pools(
-    inputs: ReportInputs, rules: Sequence[str], drafts: Sequence[str] | None = None, spans: bool = False
+    asked: Asked, rules: Sequence[str], drafts: Sequence[str] | None = None, spans: bool = False
 ) -> Iterator[DraftPool]:
     """Yield the pools of every draft (or of some), rule and domain; `spans`: with those of spans."""
-    for draft in drafts or inputs.run.manifest.drafts:
-        reader = DraftTotalsReader(inputs, draft, rules, spans)
+    for draft in drafts or asked.run.manifest.drafts:
+        reader = DraftTotalsReader(asked, draft, rules, spans)
         for rule in rules:
             yield from reader.pools(rule)
 
 
-def evidence_of(inputs: ReportInputs, drafts: Sequence[DraftPool]) -> Evidence:
-    """Return what the verdict on the traffic rests on, of pools of any rules."""
-    decisive: dict[str, list[tuple[str, DocumentTotals]]] = {draft: [] for draft in inputs.run.manifest.drafts}
-    undefined: dict[str, str] = {}
-    for item in drafts:
-        if inputs.question.rule_for(item.pool.policy) != item.rule.id:
-            continue
-        draft = inputs.run.manifest.drafts[item.draft]
-        if doubt := contradiction(item.pool) if item.pool.defined else not_defined(item.rule.id, item.pool.policy, draft):
-            undefined[item.domain] = doubt
-        else:
-            decisive[item.draft].append((item.domain, item.pool))
-    by_draft = {draft: by_domain(parts) for draft, parts in decisive.items()}
-    return Evidence(inputs.decisive, by_draft, undefined, observed_weights(inputs.documents.table), inputs.strata)
+@dataclass(frozen=True)
+class Evidence:
+    """What the verdict on the traffic rests on, all under the rules that it concerns.
+
+    `candidates`: the pools that have rounds, by draft, then domain; `undefined`: why some text of a domain has none;
+    `observed`: the share of tokens of each domain in the run.
+    """
+
+    candidates: Pools
+    undefined: Mapping[str, str]
+    observed: Mapping[str, float]
+
+    @classmethod
+    def of(cls, asked: Asked, pools: Sequence[DraftPool], drafts: Sequence[str]) -> Evidence:
+        """From the pools of some drafts under the rules of the verdict, on any text."""
+        decisive: dict[str, list[tuple[str, DocumentTotals]]] = {draft: [] for draft in drafts}
+        undefined: dict[str, str] = {}
+        for item in pools:
+            if asked.question.rule_for(item.pool.policy) != item.rule.id:
+                continue
+            pool, facts = item.pool, asked.run.manifest.drafts[item.draft]
+            if doubt := contradiction(pool) if pool.defined else not_defined(item.rule.id, pool.policy, facts):
+                undefined[item.domain] = doubt
+            else:
+                decisive[item.draft].append((item.domain, pool))
+        candidates = {draft: by_domain(parts) for draft, parts in decisive.items()}
+        return cls(candidates, undefined, observed_weights(asked.documents.table))
+
+    def lacks(self, weights: Mapping[str, float], draft: str) -> str:
+        """Return what prevents a verdict on the whole traffic, mixed by some weights; empty if nothing does."""
+        if not self.observed:
+            return "no document is complete yet"
+        if odd := sorted(set(weights) ^ set(self.observed)):
+            return f"weights and data do not have the same domains ({', '.join(map(short, odd))})"
+        # A domain is judged by all of its text or not at all: its weight is that of all of it.
+        rounds = self.candidates[draft]
+        without = {domain: "no rounds" for domain in weights if domain not in rounds} | dict(self.undefined)
+        if undefined := [domain for domain in without if weights.get(domain, 0) > 0]:
+            reasons = dict.fromkeys(without[domain] for domain in undefined)
+            advice = ": weight 0 in decision.weights leaves it out" if rounds else ""
+            return f"{'; '.join(reasons)} ({', '.join(map(short, undefined))}){advice}"
+        return ""
 
 
 def by_domain(pools: Sequence[tuple[str, DocumentTotals]]) -> dict[str, DocumentTotals]:

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import UNTIMED, StepTimes, Timing, free_draft, without_draft
 from alphaprof.costs.speedup import Domain, Mix, Speedup, parts_of, spent_and_base
 from alphaprof.costs.timing import GO_ROUNDS
-from alphaprof.render.format import short
 from alphaprof.report.answer import Answer, AtGamma, DomainAnswer, DraftAnswer, OnFor, Traffic
+from alphaprof.report.asked import Asked, DraftPool, Evidence, draft_pools
 from alphaprof.report.loads import AtLoad, pays_up_to
 from alphaprof.report.schedule import GammaByLoad
 from alphaprof.report.speeds import deciding_interval, tokens_interval
@@ -24,7 +23,6 @@ from alphaprof.report.verdict import (
     AUTO,
     CrossFit,
     Decision,
-    Evidence,
     Halves,
     Pair,
     Pools,
@@ -55,24 +53,33 @@ Judged = tuple[Pair | None, Decision]  # what was chosen, and the decision on it
 class Judge:
     """Answers for the whole traffic, for each domain by itself and for each draft by itself, each judged once.
 
-    `documents`: how many there are of each domain. Drafts that have no step times are left out if others have some. Domains
-    are judged as a traffic of their own, by step times at their own mean context.
+    `pools`: of `drafts` under the rules that the verdict concerns. `candidates`: the drafts that may be chosen, those that
+    have step times if any has; `every`: the same, of drafts that the question is not about too. `weights`: shares of output
+    tokens by domain, and how they `mix` domains. `undecidable`: what prevents a verdict on the whole traffic; empty if
+    nothing does. Domains are judged as a traffic of their own, by step times at their own mean context.
     """
 
-    def __init__(
-        self,
-        evidence: Evidence,
-        costs: CostModel | None,
-        question: Question,
-        gammas: Sequence[int],
-        documents: Mapping[str, int],
-    ) -> None:
-        self.costs, self.timing, self.candidates, self.mix, self.weights = basis(evidence, costs, question)
-        times = self.timing.times
-        self.every = {draft: pools for draft, pools in evidence.candidates.items() if draft in times or not times}
-        self.undecidable = why_undecidable(self.weights, evidence, next(iter(self.candidates.values())))
-        self._evidence, self._question, self._gammas, self._documents = evidence, question, gammas, documents
+    def __init__(self, asked: Asked, pools: Sequence[DraftPool], drafts: Sequence[str]) -> None:
+        self.asked, self.pools, self.evidence = asked, pools, Evidence.of(asked, pools, drafts)
+        timed = all(rule.rule.timed for rule in rules_of(asked.decisive))
+        self.costs = asked.costs if timed else None
+        self.timing = asked.timing if timed else UNTIMED
+        every, times = self.evidence.candidates, self.timing.times
+        self.every: Pools = {draft: every[draft] for draft in every if draft in times or not times}
+        named = {draft: every[draft] for draft in asked.drafts if draft in every}
+        self.candidates: Pools = {draft: named[draft] for draft in named if draft in times} or named
+        self.weights = asked.question.weights or dict(self.evidence.observed)
+        observed = Mix(tuple(domain for domain, weight in self.weights.items() if weight > 0), None, asked.strata)
+        self.mix = Mix.of(self.weights) if asked.question.weights is not None else observed
+        self.undecidable = self.evidence.lacks(self.weights, next(iter(self.candidates)))
+        self._question, self._gammas = asked.question, asked.run.gammas
         self._known: dict[tuple[str | None, tuple[str, ...]], Judged] = {}
+
+    @classmethod
+    def of(cls, asked: Asked, drafts: Sequence[str] | None = None, *, spans: bool = False) -> Judge:
+        """From the totals of some drafts (None: those that the question is about); `spans`: pools with those of spans."""
+        drafts = drafts or asked.drafts
+        return cls(asked, list(draft_pools(asked, asked.deciding, drafts, spans)), drafts)
 
     def judged(self, domain: str | None, drafts: Sequence[str]) -> Judged:
         """Return what is chosen among some drafts for a domain (None: the whole traffic), and the decision on it. Without
@@ -94,9 +101,9 @@ class Judge:
                 self._known[key] = best, no_decision(without_times([], timing.lacks(candidates)))
         return self._known[key]
 
-    def known(self, domain: str, draft: str, pool: DocumentTotals, costs: CostModel | None) -> Judged | None:
-        """Return what was chosen for a draft in a domain, if that rests on this pool and these step times; else None."""
-        same = self.every.get(draft, {}).get(domain) is pool and costs is self.costs is not None and self.timing.times
+    def known(self, domain: str, draft: str, pool: DocumentTotals) -> Judged | None:
+        """Return what was chosen for a draft in a domain, if that rests on this pool and the run's step times; else None."""
+        same = self.every.get(draft, {}).get(domain) is pool and self.costs is not None and self.timing.times
         return self.judged(domain, [draft]) if same else None
 
     def timing_of(self, domain: str | None) -> Timing:
@@ -123,12 +130,12 @@ class Judge:
             reason=decision.reason,
             remedy=decision.remedy,
             draft=best[0] if best else None,
-            rule=" and ".join(self._evidence.rules) or self._question.rule,
+            rule=" and ".join(self.asked.decisive) or self._question.rule,
             gamma=best[1] if best else None,
             speedup=decision.bounds,
             tokens_per_round=free,
             acceptance=acceptance,
-            documents=sum(self._documents.values()) if domain is None else self._documents.get(domain, 0),
+            documents=sum(len(group.rows) for group in self.asked.documents.groups if domain in (None, group.domain)),
             units=units,
             held_out=decision.speedup.documents if decision.speedup else 0,
             documents_needed=decision.documents_needed,
@@ -145,7 +152,7 @@ class Judge:
             best, decision = self.judged(None, list(candidates))
         else:
             best, _ = judge(candidates, timing, mix, question, self._gammas)
-            decision = no_decision(without_times(self._evidence.rules, timing.lacks(candidates)))
+            decision = no_decision(without_times(self.asked.decisive, timing.lacks(candidates)))
         reason = decision.reason
         if question.draft == AUTO and timing.times:
             reason += "".join(f"; {draft} was left out: {why}" for draft, why in timing.missing.items())
@@ -190,7 +197,7 @@ class Judge:
     def _slow(self) -> Iterator[str]:
         """Yield the drafts that are NO-GO in every domain."""
         for draft, pools in self.every.items():
-            domains = [domain for domain in self.weights if domain in pools and domain not in self._evidence.undefined]
+            domains = [domain for domain in self.weights if domain in pools and domain not in self.evidence.undefined]
             if domains and all(self.judged(domain, [draft])[1].verdict == "NO-GO" for domain in domains):
                 yield draft
 
@@ -201,9 +208,9 @@ class Judge:
         answers, claims = list[DomainAnswer](), list[_Claim]()
         for domain, share in sorted(self.weights.items(), key=lambda item: -item[1]):
             here = [draft for draft, pools in self.every.items() if domain in pools]
-            judged: Judged = None, no_decision(self._evidence.undefined.get(domain, lacking))
+            judged: Judged = None, no_decision(self.evidence.undefined.get(domain, lacking))
             others, claim = list[str](), _Claim("UNDECIDED", lambda _: False)
-            if domain not in self._evidence.undefined and (mine := [draft for draft in here if draft in self.candidates]):
+            if domain not in self.evidence.undefined and (mine := [draft for draft in here if draft in self.candidates]):
                 judged = self.judged(domain, mine)
                 claim = _Claim(judged[1].verdict, partial(_still, judged[1], self._question))
                 others = [draft for draft in here if draft != judged[0][0]] if judged[0] else []
@@ -345,41 +352,6 @@ def _length_correlation(candidates: Pools, pair: Pair, times: Mapping[str, StepT
         return None
     correlation, by_chance = rank_correlation(base, spent / base)
     return correlation if by_chance < SURELY else None
-
-
-def why_undecidable(weights: Mapping[str, float], evidence: Evidence, rounds: Mapping[str, DocumentTotals]) -> str:
-    """Return what prevents a verdict on the whole traffic; empty if nothing does. `rounds`: domains that have rounds."""
-    if not evidence.observed:
-        return "no document is complete yet"
-    if odd := sorted(set(weights) ^ set(evidence.observed)):
-        return f"weights and data do not have the same domains ({', '.join(map(short, odd))})"
-    # A domain is judged by all of its text or not at all: its weight is that of all of it.
-    without = {domain: "no rounds" for domain in weights if domain not in rounds} | dict(evidence.undefined)
-    if undefined := [domain for domain in without if weights.get(domain, 0) > 0]:
-        reasons = dict.fromkeys(without[domain] for domain in undefined)
-        advice = ": weight 0 in decision.weights leaves it out" if rounds else ""
-        return f"{'; '.join(reasons)} ({', '.join(map(short, undefined))}){advice}"
-    return ""
-
-
-def basis(
-    evidence: Evidence, costs: CostModel | None, question: Question
-) -> tuple[CostModel | None, Timing, Pools, Mix, Mapping[str, float]]:
-    """Return what a verdict on the whole traffic is made of: step times, drafts that may be chosen (those that have step
-    times, if any has), and how domains are mixed.
-    """
-    candidates = evidence.candidates
-    if question.draft != "auto":
-        candidates = {question.draft: candidates[question.draft]}
-    if not all(rule.rule.timed for rule in rules_of(list(evidence.rules))):
-        costs = None
-    timing = costs.timing(question.concurrency) if costs else UNTIMED
-    if timed := {draft: pools for draft, pools in candidates.items() if draft in timing.times}:
-        candidates = timed
-    weights = question.weights or dict(evidence.observed)
-    observed = Mix(tuple(domain for domain, weight in weights.items() if weight > 0), None, evidence.strata)
-    mix = Mix.of(weights) if question.weights is not None else observed
-    return costs, timing, candidates, mix, weights
 
 
 def _pooled_acceptance(pools: Sequence[DocumentTotals], gamma: int, confidence: float) -> Interval | None:
