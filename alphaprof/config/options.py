@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, reduce
 from operator import or_
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -67,6 +68,7 @@ class Options(BaseModel):
     """Base of all option groups: unknown keys are errors, numbers are finite, and values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    hints: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what to do instead of keys that users take for its own
 
     @model_validator(mode="before")
     @classmethod
@@ -76,7 +78,7 @@ class Options(BaseModel):
         if odd := [name for name in given if name not in cls.model_fields]:
             near = difflib.get_close_matches(str(odd[0]), cls.model_fields, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(cls.model_fields))}"
-            hint = REMOVED.get(str(odd[0]), hint)
+            hint = {**REMOVED, **cls.hints}.get(str(odd[0]), hint)
             raise PydanticCustomError(UNKNOWN_KEY, "unknown key {key}", {"key": str(odd[0]), "hint": hint})
         return given
 
@@ -248,13 +250,23 @@ class PardDraft(HeadFileOptions):
 
 
 class DFlashDraft(HeadFileOptions):
-    """A DFlash drafter, whose rows of a block read each other, so that its proposals depend on the size of the block."""
+    """A DFlash drafter. Unless all of its layers are causal, the rows of a block read each other, and each γ is a draft of
+    its own.
+    """
 
     loader = "alphaprof.profiling.heads.dflash:load_dflash"
+    hints = MappingProxyType({"block": "write gamma: K, the drafts per round; the rows of a block follow from the files"})
     kind: Literal["dflash"]
-    block: Annotated[Whole, Field(ge=2, le=GAMMA_LIMIT + 1)] | None = Field(
-        None, description="rows of a block; gammas must contain block - 1, the drafts per round; default: from its files"
+    gamma: Annotated[Whole, Field(ge=1, le=GAMMA_LIMIT)] | None = Field(
+        None,
+        description="drafted tokens per round, as an engine is asked for them; gammas must contain it; default: the block "
+        "size of its files. A drafter whose layers are all causal has rounds of every γ up to it",
     )
+
+    def problems(self) -> Iterator[str]:
+        """Yield the problem of two limits."""
+        if self.gamma is not None and self.depths is not None:
+            yield "gamma and depths exclude each other: gamma where rows read each other, depths where all layers are causal"
 
 
 class Eagle1Draft(HeadFileOptions):

@@ -346,6 +346,8 @@ class ProfileOptions(Options):
         for name, draft in self.drafts.items():
             if isinstance(draft, HeadOptions) and draft.depths is not None and draft.depths < min(self.gammas):
                 yield f"drafts.{name}.depths {draft.depths} is less than the smallest of gammas, {min(self.gammas)}"
+            if (own := getattr(draft, "gamma", None)) is not None and own not in self.gammas:
+                yield f"drafts.{name}.gamma {own} is not among gammas {cut(str(self.gammas), 100)}"
         if isinstance(self.costs, MeasuredCosts | RooflineCosts):
             sizes = self.costs.concurrency
             if not sizes[0] <= decision.concurrency <= sizes[-1]:

@@ -100,10 +100,10 @@ def random_head(
     network = target.network
     config = LlamaConfig(**network.config.to_dict() | {"num_hidden_layers": 1} | changes)
     ids = None if logits is None else torch.linspace(0, target.vocabulary - 1, logits).long()
-    weight = {EMBEDDING: network.get_input_embeddings().weight}
+    embedding = {EMBEDDING: network.get_input_embeddings()}
     torch.manual_seed(seed)
     with torch.device(target.device), torch.no_grad():
-        head = Eagle3(config, Wiring(layers), width=network.config.hidden_size, ids=ids, target=weight)
+        head = Eagle3(config, Wiring(layers), width=network.config.hidden_size, ids=ids, target=embedding)
         for parameter in head.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[1] ** -0.5)

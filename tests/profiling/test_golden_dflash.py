@@ -18,10 +18,11 @@ import alphaprof
 from alphaprof.commands.export.engines import export
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import ModelOptions
-from alphaprof.errors import ModelUnloadable, OptionInvalid
+from alphaprof.errors import ModelUnloadable, OptionInvalid, ProfileInvalid
 from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.dflash import DFlash
+from alphaprof.profiling.heads.network import MaskRows
 from alphaprof.profiling.models import kinds as loaders
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import load_model, load_tokenizer
@@ -47,7 +48,7 @@ def profiled(folder: Path, target: Path, prompts: list[list[int]], *gammas: int,
     tree = {
         "target": {"model": str(target), "dtype": "float32"},
         "drafts": {
-            name: {"kind": "dflash", "model": str(DRAFTER), "block": gamma + 1} | draft
+            name: {"kind": "dflash", "model": str(DRAFTER), "gamma": gamma} | draft
             for name, gamma in zip(names, gammas, strict=True)
         },
         "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
@@ -114,6 +115,7 @@ def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(run: 
     assert {trial.changed for trial in others} == {
         "states of the target one layer later",
         "states of the target one layer earlier",
+        "no rows seen that come later",
         "mask token 2",
     }
     # Ids 0 and 2 have all but the same embedding in this target.
@@ -185,22 +187,20 @@ def vllm_rounds(request: dict[str, Any], gamma: int, size: int) -> Iterator[list
 def causal_block(block: Callable[..., Any]) -> Callable[..., Any]:
     """Rows that read no later row: by drafting each of them with a block that ends there."""
 
-    def changed(self: Any, *arguments: Any, **keys: Any) -> Any:
-        total, found = self.rows, []
-        for self.rows in range(2, total + 1):
-            found.append(block(self, *arguments, rounds=copy.deepcopy(keys["rounds"]))[:, -1])
-        return torch.stack(found, 1)
+    def changed(self: Any, anchors: Any, places: Any, drafts: int, rounds: Any) -> Any:
+        every = [block(self, anchors, places, each + 1, rounds=copy.deepcopy(rounds)) for each in range(drafts)]
+        return torch.stack([each[:, -1] for each in every], 1)
 
     return changed
 
 
 MUTATIONS: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
     "causal inside the block": lambda head, patch: patch.setattr(DFlash, "block", causal_block(DFlash.block)),
-    "another mask token": lambda head, patch: setattr(head, "mask", 300),
+    "another mask token": lambda head, patch: setattr(head, "masks", MaskRows(300, head.masks.drafts)),
     "states one layer later": lambda head, patch: setattr(head, "layers", tuple(n + 1 for n in head.layers)),
     "states in another order": lambda head, patch: setattr(head, "layers", head.layers[::-1]),
     "each row proposes the token behind it": lambda head, patch: setattr(head, "anchored", 1),
-    "a row more": lambda head, patch: setattr(head, "rows", head.rows + 1),
+    "a row more": lambda head, patch: setattr(head, "masks", MaskRows(head.masks.token, head.masks.drafts + 1)),
     "no norm of the states": lambda head, patch: setattr(head, "hidden_norm", torch.nn.Identity()),
     "places shifted": lambda head, patch: patch.setattr(DFlash, "block", moved(DFlash.block)),
     "stale context": lambda head, patch: patch.setattr(DFlash, "context", stale(DFlash.context)),
@@ -209,11 +209,11 @@ MUTATIONS: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
 
 
 def moved(block: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, anchors, places, **keys: block(self, anchors, places + 1, **keys)
+    return lambda self, anchors, places, drafts, **keys: block(self, anchors, places + 1, drafts, **keys)
 
 
 def without_anchor(block: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, anchors, places, **keys: block(self, torch.full_like(anchors, self.mask), places, **keys)
+    return lambda self, anchors, *rest, **keys: block(self, torch.full_like(anchors, self.masks.token), *rest, **keys)
 
 
 def stale(context: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,10 +239,18 @@ def test_a_drafter_that_computes_otherwise_has_other_rounds(
 
 
 def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelUnloadable, match="drafts 7 tokens in a block of 8 rows"):
-        profiled(tmp_path / "length", stories15m, PROMPTS[:1], 5, block=None)
-    with pytest.raises(ModelUnloadable, match="its depths are 9"):
-        profiled(tmp_path / "depths", stories15m, PROMPTS[:1], 7, depths=9)
+    with pytest.raises(ModelUnloadable, match="drafts 7 tokens a round, but gammas is \\[5\\]"):
+        profiled(tmp_path / "length", stories15m, PROMPTS[:1], 5, gamma=None)
+    with pytest.raises(ModelUnloadable, match="each γ is a pass of its own, but depths is 7") as refused:
+        profiled(tmp_path / "depths", stories15m, PROMPTS[:1], 7, gamma=None, depths=7)
+    assert "gamma: K" in str(refused.value.hint)
+    with pytest.raises(ProfileInvalid, match="gamma and depths exclude each other"):
+        profiled(tmp_path / "both", stories15m, PROMPTS[:1], 7, depths=7)
+    with pytest.raises(ProfileInvalid, match="drafts.head.gamma 5 is not among gammas"):
+        profiled(tmp_path / "missing", stories15m, PROMPTS[:1], 7, gamma=5)
+    with pytest.raises(ProfileInvalid, match="unknown key drafts.head.block") as refused:
+        profiled(tmp_path / "block", stories15m, PROMPTS[:1], 7, block=8)
+    assert "gamma: K" in str(refused.value.hint)
     with pytest.raises(ModelUnloadable, match="not a DFlashDraftModel"):
         profiled(tmp_path / "kind", stories15m, PROMPTS[:1], 5, model=str(GOLDEN / "eagle3_stories15m"))
 
@@ -250,8 +258,8 @@ def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: P
 RELATIVES: dict[str, dict[str, Any]] = {  # changes of its config.json, by words of the refusal
     "DSparkDraftModel": {"architectures": ["DSparkDraftModel"]},
     "DFlash2DraftModel": {"architectures": ["DFlash2DraftModel"]},
-    "causal, which is unsupported": {"dflash_config": {"causal": True}},
-    "sliding_window": {"sliding_window": 64},
+    "dflash_config has projector, which is unsupported": {"dflash_config": {"projector": True}},
+    "use_swa, but no swa_window_size": {"dflash_config": {"use_swa": True}},
     "after 2, 3, 5 of 8 layers, but the target has 6": {"num_target_layers": 8},
 }
 
@@ -275,7 +283,7 @@ def test_its_relatives_are_refused_by_name_with_what_can_be_done(words: str, sto
 
 def test_rows_that_propose_the_token_behind_them_are_one_less(run: Run, stories15m: Path, tmp_path: Path) -> None:
     model = changed(tmp_path / "anchored", {"sample_from_anchor": True})
-    other = profiled(tmp_path / "out", stories15m, PROMPTS, 7, model=model, block=7)
+    other = profiled(tmp_path / "out", stories15m, PROMPTS, 7, model=model)
     assert other.manifest.drafts["head"].trials[0].acceptance < run.manifest.drafts["head"].trials[0].acceptance - 0.1
     assert rounds(other, 7) != rounds(run, 7)
 
@@ -303,7 +311,7 @@ def by_speculators(folder: Path, **own: torch.Tensor) -> str:
 
 
 def test_files_of_speculators_have_the_recorded_rounds(stories15m: Path, tmp_path: Path) -> None:
-    run = profiled(tmp_path / "out", stories15m, PROMPTS, 7, model=by_speculators(tmp_path / "spec"), block=None)
+    run = profiled(tmp_path / "out", stories15m, PROMPTS, 7, model=by_speculators(tmp_path / "spec"), gamma=None)
     assert run.manifest.drafts["head"].reading["layout"] == "speculators"
     assert rounds(run, 7) == [recorded(text, 7) for text in TEXTS]
     with pytest.raises(OptionInvalid, match="SGLang does not take this draft of kind dflash"):

@@ -155,7 +155,7 @@ def test_a_pard_model_of_each_architecture_is_that_of_transformers(architecture:
 
 MUTATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "no mask state": ("p_eagle", lambda head: head.mask_hidden.data.zero_()),
-    "another mask token": ("p_eagle", lambda head: setattr(head, "mask", 300)),
+    "another mask token": ("p_eagle", lambda head: setattr(head, "masks", replace(head.masks, token=300))),
     "what was drafted is read": ("p_eagle", lambda head: setattr(head, "deeper", lambda tokens, states: (tokens, states))),
     "target states in another order": ("p_eagle", lambda head: setattr(head, "layers", head.layers[::-1])),
     "target states one layer later": ("p_eagle", lambda head: setattr(head, "layers", tuple(n + 1 for n in head.layers))),
@@ -164,7 +164,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
         "p_eagle",
         lambda head: setattr(head, "wiring", replace(head.wiring, norm_before_residual=True)),
     ),
-    "another mask token of PARD": ("pard", lambda head: setattr(head, "mask", 2)),
+    "another mask token of PARD": ("pard", lambda head: setattr(head, "masks", replace(head.masks, token=2))),
     "one layer less": ("pard", lambda head: setattr(head, "blocks", head.blocks[:1])),
     "the first token is not read": ("pard", lambda head: setattr(head, "step", without_first(head.step))),
     "positions shifted": ("pard", lambda head: setattr(head, "step", shifted(head.step))),

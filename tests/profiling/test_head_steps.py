@@ -102,7 +102,7 @@ def at_work(name: str) -> tuple[Model, HeadNetwork]:
     model = target()
     config = LlamaConfig(**model.network.config.to_dict() | {"num_hidden_layers": 2})
     of_qwen = Qwen3Config(**config.to_dict() | {"model_type": "qwen3"})
-    shared = {EMBEDDING: model.network.get_input_embeddings().weight, LM_HEAD: model.network.lm_head.weight}
+    shared = {EMBEDDING: model.network.get_input_embeddings(), LM_HEAD: model.network.lm_head}
     head: HeadNetwork = {
         "Eagle3": partial(Eagle3, config, Wiring(LAYERS), width=32, target=shared),
         "PEagle": partial(PEagle, config, Wiring(LAYERS), width=32, target=shared, **ONE_PASS),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,26 @@ SLIDING = "sliding_attention"  # a layer type of transformers
 SCORE_BYTES, GPU_SCORE_BYTES = 64 << 20, 1 << 30
 ROOM = 64  # tokens that the tensors of a text that grows have room for at least
 Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which keys a row attends to. `causal`: none behind it; `window`: those less than this many places away (None: all);
+    `fixed`: of the tokens the last `window`, for every row of a round, as if the window stayed at its beginning.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    fixed: bool = False
+
+    def of_row(self, row: int, rows: int) -> tuple[range, int | None]:
+        """Return which of the `rows` of a round its row number `row` (from 0) sees, and how many of the tokens before them:
+        None for all, none if below 1.
+        """
+        last = row + 1 if self.causal else rows
+        if self.window is None or self.fixed:
+            return range(last), self.window
+        return range(max(0, row - self.window + 1), min(last, row + self.window)), self.window - row - 1
 
 
 class Rounds:
@@ -77,15 +98,15 @@ def attend(
     *,
     scaling: float,
     rounds: Rounds | None = None,
-    is_causal: bool | None = None,
+    reach: Reach | None = None,
     sliding_window: int | None = None,
     s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return attention [batch, n, heads, head_dim] as transformers asks for it: of queries [batch, heads, n, head_dim] over
     keys and values [batch, kv heads, tokens, head_dim], of which each serves heads / kv heads queries that follow each
-    other. The queries are those of the last n tokens, of `rounds` that are given, or of rows that attend to all tokens, if
-    `is_causal` is False. `s_aux` [heads]: attention sinks.
+    other. The queries are those of the last n tokens, or of `rounds` that are given. `reach`: which keys they see; None:
+    those of a causal layer with the module's window. `s_aux` [heads]: attention sinks.
 
     Raises `NotImplementedError` for attention of other kinds.
     """
@@ -95,24 +116,29 @@ def attend(
     if rounds is not None:
         key, value, drafted = rounds.update(key, value, module.layer_idx)
     rows, tokens = query.shape[2], key.shape[2]
-    window = getattr(module, "sliding_window", None) if sliding_window is None else sliding_window
+    if reach is None:
+        reach = Reach(window=getattr(module, "sliding_window", None) if sliding_window is None else sliding_window)
+    beyond = reach.window is not None and tokens > reach.window
     if drafted:
         parts = torch.split(query, drafted[0][0].shape[2], 2)
-        how = drafted, scaling, window, s_aux
-        attended = torch.cat([by_round(part, key, value, *how) for part in parts], 2)
-    elif s_aux is not None or (window is not None and tokens > window):
-        attended = by_round(query, key, value, drafted, scaling, window, s_aux)
+        attended = torch.cat(
+            [
+                by_round(part, key, value, [drafted[each] for each in own], scaling, left, s_aux)
+                for number, part in enumerate(parts, len(drafted) - len(parts))
+                for own, left in (reach.of_row(number, len(drafted)),)
+            ],
+            2,
+        )
+    elif reach.causal and (s_aux is not None or beyond):
+        attended = by_round(query, key, value, (), scaling, reach.window, s_aux)
     else:
-        mask = None
-        causal = is_causal is not False and rows > 1
-        if causal and rows < tokens:
-            mask = torch.ones(rows, tokens, dtype=torch.bool, device=query.device).tril(tokens - rows)
+        mask = _mask(reach, rows, tokens, query.device) if beyond or (reach.causal and 1 < rows < tokens) else None
         attended = functional.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
-            is_causal=causal and mask is None,
+            is_causal=reach.causal and rows > 1 and mask is None,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
@@ -120,6 +146,14 @@ def attend(
 
 
 ALL_ATTENTION_FUNCTIONS.register(ROUNDS, attend)
+
+
+def _mask(reach: Reach, rows: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """Return which keys [rows, tokens] the rows of the last tokens see; True: seen."""
+    places = torch.arange(tokens, device=device)
+    ahead = places[tokens - rows :, None] - places  # of a row's own place
+    seen = ahead >= 0 if reach.causal else torch.ones_like(ahead, dtype=torch.bool)
+    return seen if reach.window is None else seen & (ahead.abs() < reach.window)
 
 
 def use_rounds(layers: Iterable[Any], config: Any) -> None:
@@ -138,31 +172,29 @@ def by_round(
     value: torch.Tensor,
     drafted: Sequence[Pair],
     scaling: float,
-    window: int | None = None,
+    reach: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return attention [batch, heads, n, head_dim] of one row of each of n rounds, which begin after the last n tokens: each
-    over `key` and `value` [batch, kv heads, tokens, head_dim] of the tokens up to its own, and over the keys and values
-    [batch, kv heads, n, head_dim] of its rows so far, `drafted`. With none of these it is causal. `window`: over how many
-    positions it reaches, its own among them; a round's rows follow the token that it begins after. `sinks` [heads].
+    over `key` and `value` [batch, kv heads, tokens, head_dim] of the tokens up to the one that it begins after, and over the
+    keys and values [batch, kv heads, n, head_dim] of the rows of its round that it sees, `drafted`. With none of these it is
+    causal. `reach`: how many of the tokens it sees, the last of them the one that it begins after. `sinks` [heads].
 
     A few rounds at a time, so that their scores stay below `SCORE_BYTES`.
     """
     batch, heads, rows, size = query.shape
-    groups, first, ahead = key.shape[1], key.shape[2] - rows, len(drafted)
+    groups, first = key.shape[1], key.shape[2] - rows
     query = query.reshape(batch, groups, heads // groups, rows, size)
     mixed = query.new_empty(*query.shape[:-1], value.shape[-1])
-    drafted = drafted if window is None else drafted[-window:]
     sinks = sinks if sinks is None else sinks.view(groups, heads // groups, 1).float()
     room = SCORE_BYTES if query.device.type == "cpu" else GPU_SCORE_BYTES
     span = max(1, room // (batch * heads * key.shape[2] * 4))
     for start in range(0, rows, span):
         end = min(start + span, rows)
         chunk = slice(start, end)
-        begin = 0 if window is None else max(0, first + start + min(0, ahead - window + 1))
+        begin = 0 if reach is None else max(0, first + start + min(0, 1 - reach))
         seen = slice(begin, first + end)
         own = [(keys[:, :, None, chunk], values[:, :, None, chunk]) for keys, values in drafted]
-        reach = None if window is None else window - ahead
         mixed[..., chunk, :] = _mixed(query[..., chunk, :], key[:, :, seen], value[:, :, seen], own, scaling, reach, sinks)
     return mixed.view(batch, heads, rows, -1)
 

@@ -1,16 +1,17 @@
-"""DFlash drafters: a block of mask rows that read each other and the target's states, all tokens of a round in one pass.
+"""DFlash drafters: a block of mask rows that read the target's states and each other, all tokens of a round in one pass.
 
-A round's block is its anchor, the last token that was emitted, and mask rows. Its rows read, not causally, each other and
-keys that are made of the target's states before the anchor: what a row proposes depends on how many there are, and on
-nothing that was drafted. Engines run 1 + γ rows, of which each mask row proposes the token at its own position; or γ rows,
-of which each proposes the token behind it (sample_from_anchor). Sources: z-lab/dflash (model.py), speculators 0.9.0
-(models/dflash), vLLM 0.32 (models/qwen3_dflash.py).
+A round's block is its anchor, the last token that was emitted, and mask rows. Its rows read keys that are made of the
+target's states before the anchor, and each other: in a causal layer the earlier rows, else all of them. Where a layer is not
+causal, what a row proposes depends on how many rows there are; nowhere on what was drafted. Engines run 1 + γ rows, of which
+each mask row proposes the token at its own position; or γ rows, of which each proposes the token behind it
+(sample_from_anchor). Sources: z-lab/dflash (model.py), speculators 0.9.0 (models/dflash), vLLM 0.33
+(models/qwen3_dflash.py), SGLang 0.5.23 (models/dflash.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +21,9 @@ from transformers import Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.heads.attention import SLIDING, Pair, Rounds, StepKeys
+from alphaprof.profiling.heads.attention import SLIDING, Pair, Reach, Rounds, StepKeys
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.eagle import LM_HEAD, SharingHead, decoder_layers
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, SharingHead, decoder_layers
 from alphaprof.profiling.heads.eagle_files import (
     ENGINE,
     OTHER_TARGET,
@@ -37,7 +38,8 @@ from alphaprof.profiling.heads.eagle_files import (
     shared_weights,
 )
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
-from alphaprof.profiling.heads.parallel import OnePass, OnePassCache, other_masks, require_mask
+from alphaprof.profiling.heads.masks import other_masks, require_mask
+from alphaprof.profiling.heads.network import MaskRows
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 
@@ -49,39 +51,57 @@ if TYPE_CHECKING:
 
 ZLAB, ARCHITECTURE = "z-lab", "DFlashDraftModel"
 NESTED = "dflash_config"  # of config.json, in z-lab's layout
-KNOWN = {"mask_token_id", "target_layer_ids", "block_size", "sample_from_anchor"}
-ANCHOR = "sample_from_anchor"
+ANCHOR, CAUSAL, NON_CAUSAL, SCALE = "sample_from_anchor", "is_causal", "sliding_window_non_causal", "input_embedding_scale"
+KNOWN = {*("mask_token_id", "target_layer_ids", "block_size", "causal", "use_swa", "swa_window_size"), ANCHOR, SCALE}
 BLOCK = 16  # rows, if files do not say
 AT_ONCE, GPU_AT_ONCE = 64, 512  # blocks that are run together, with all of their rows
 
 
-class DFlash(OnePass, SharingHead):
-    """A DFlash drafter. `layers`: see `HeadNetwork`; `mask`: its mask token; `rows`: of a block; `anchored`: 1 if each row
-    proposes the token behind it, so that the anchor's row proposes one; 0 if each proposes the token at its own position.
+class DFlash(SharingHead):
+    """A DFlash drafter. `layers`: see `HeadNetwork`; `anchored`: 1 if each row proposes the token behind it, so that the
+    anchor's row proposes one; 0 if each proposes the token at its own position; `reach`: which keys the rows see, by layer;
+    `scale`: of the weights of the target's embedding (None: as the target's module scales them).
     """
 
-    most: int
+    masks: MaskRows
 
     def __init__(
         self,
         config: Any,
         layers: tuple[int, ...],
         *,
-        mask: int,
-        rows: int,
+        masks: MaskRows,
+        reach: tuple[Reach, ...],
         anchored: int = 0,
+        scale: float | None = None,
         ids: torch.Tensor | None = None,
-        target: Mapping[str, torch.Tensor],
+        target: Mapping[str, Any],
     ) -> None:
         super().__init__(config, ids, target)
-        self.layers, self.mask, self.rows, self.anchored = layers, mask, rows, anchored
-        self.most = rows - 1 + anchored
+        self.layers, self.masks, self.reach, self.anchored, self.scale = layers, masks, reach, anchored, scale
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(layers) * hidden, hidden, bias=False)
         self.hidden_norm, self.norm = (LlamaRMSNorm(hidden, eps) for _ in range(2))
         self.blocks = decoder_layers(config)
         count = config.vocab_size if ids is None else len(ids)
         self.lm_head = nn.Linear(hidden, count, bias=False) if LM_HEAD not in target else None
+
+    @property
+    def by_length(self) -> bool:
+        """Whether what a row proposes depends on how many rows there are."""
+        return not all(each.causal for each in self.reach)
+
+    @property
+    def most(self) -> int | None:  # type: ignore[override]
+        """See `HeadNetwork`."""
+        return self.masks.drafts if self.by_length else None
+
+    def embedded(self, tokens: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """See `SharingHead`."""
+        if self.scale is None:
+            return super().embedded(tokens, like)
+        weight = self._target[EMBEDDING].weight if self.embed_tokens is None else self.embed_tokens.weight
+        return functional.embedding(tokens.to(weight.device), weight).to(like) * self.scale
 
     def context(self, features: torch.Tensor, start: int) -> list[Pair]:
         """Return keys and values of every layer [batch, kv heads, n, head_dim] of target states [batch, n, features] at
@@ -98,19 +118,20 @@ class DFlash(OnePass, SharingHead):
             pairs.append((apply_rotary_pos_emb(key, key, cos, sin)[1], value))
         return pairs
 
-    def block(self, anchors: torch.Tensor, position_ids: torch.Tensor, **keys: Any) -> torch.Tensor:
-        """Return states [batch, depths, n, hidden] of blocks with `anchors` [batch, n] at `position_ids` [n]. `keys`: for
+    def block(self, anchors: torch.Tensor, position_ids: torch.Tensor, drafts: int, **keys: Any) -> torch.Tensor:
+        """Return states [batch, drafts, n, hidden] of blocks with `anchors` [batch, n] at `position_ids` [n]. `keys`: for
         the layers, see `attention`.
         """
         batch, count = anchors.shape
-        tokens = anchors.new_full((batch, self.rows, count), self.mask)
+        size = drafts + 1 - self.anchored
+        tokens = anchors.new_full((batch, size, count), self.masks.token)
         tokens[:, 0] = anchors
-        rows = position_ids + torch.arange(self.rows, device=anchors.device)[:, None]  # positions [rows, n]
+        rows = position_ids + torch.arange(size, device=anchors.device)[:, None]  # positions [rows, n]
         hidden_states = self.embedded(tokens.flatten(1), self.norm.weight)
         turns = self.rotary(hidden_states, rows.flatten()[None])
-        for layer in self.blocks:
-            hidden_states = layer(hidden_states, attention_mask=None, position_embeddings=turns, **keys)
-        states: torch.Tensor = self.norm(hidden_states).view(batch, self.rows, count, -1)[:, 1 - self.anchored :]
+        for layer, reach in zip(self.blocks, self.reach, strict=True):
+            hidden_states = layer(hidden_states, attention_mask=None, position_embeddings=turns, reach=reach, **keys)
+        states: torch.Tensor = self.norm(hidden_states).view(batch, size, count, -1)[:, 1 - self.anchored :]
         return states
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
@@ -118,10 +139,11 @@ class DFlash(OnePass, SharingHead):
         length, known = ids.shape[1], self.context(features, 0)
         anchors, position_ids = functional.pad(ids[:, 1:], (0, 1)), torch.arange(1, length + 1, device=ids.device)
         span, parts = AT_ONCE if ids.device.type == "cpu" else GPU_AT_ONCE, []
+        drafts = self.masks.drafts if self.by_length else depths
         for start in range(first, length, span):
             end = min(start + span, length)
             rounds = Rounds(end - start, ((keys[:, :, :end], values[:, :, :end]) for keys, values in known))
-            parts.append(self.block(anchors[:, start:end], position_ids[start:end], rounds=rounds))
+            parts.append(self.block(anchors[:, start:end], position_ids[start:end], drafts, rounds=rounds))
         yield from torch.cat(parts, 2).unbind(1)[:depths]
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
@@ -133,8 +155,12 @@ class DFlash(OnePass, SharingHead):
         return DFlashCache(self)
 
 
-class DFlashCache(OnePassCache):
-    """A DFlash drafter at work, a `HeadCache`: all that it keeps are keys of the target's states."""
+class DFlashCache:
+    """A DFlash drafter at work, a `HeadCache`: all that it keeps are keys of the target's states. `drafted`: as in
+    `RoundCache`.
+    """
+
+    drafted: torch.Tensor
 
     def __init__(self, network: DFlash) -> None:
         self._network, self.keys, self.length = network, StepKeys(), 0
@@ -148,19 +174,30 @@ class DFlashCache(OnePassCache):
         self.length += tokens.shape[1]
         self.keys.start = self.length
         position_ids = torch.tensor([self.length], device=tokens.device)
-        states = self._network.block(tokens[:, -1:], position_ids, past_key_values=self.keys, is_causal=False)
-        self.drafted = states[:, :, 0]
+        drafts = self._network.masks.drafts
+        self.drafted = self._network.block(tokens[:, -1:], position_ids, drafts, past_key_values=self.keys)[:, :, 0]
         return self.drafted[:, 0]
+
+    def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
+        """See `HeadCache`."""
+        return self.drafted[:, depth - 1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashFormat(EagleFormat):
-    """What the files of a DFlash drafter say. `passed`: the target's states, by layers passed; `rows`: of a block."""
+    """What the files of a DFlash drafter say. `passed`: the target's states, by layers passed; `drafts`: of a block, as it
+    was trained; `reach`: which keys its rows see, by layer; `served`: the same as engines read it that read it otherwise;
+    `refusing`: engines that do not load such files; `anchored`, `scale`: see `DFlash`.
+    """
 
     passed: tuple[int, ...]
     mask: int
-    rows: int
+    drafts: int
     anchored: int
+    reach: tuple[Reach, ...]
+    served: dict[str, tuple[Reach, ...]]
+    refusing: tuple[str, ...]
+    scale: float | None
 
     def stored_name(self, name: str) -> str:
         """Return what its files call a tensor of `DFlash`."""
@@ -174,22 +211,24 @@ def load_dflash(
     head = head_of(name, draft, target, dflash_format)
     require_verifier(head.files, target, tokenizer)
     _require_states(head, target)
-    rows = draft.block or head.rows
-    drafts = rows - 1 + head.anchored
-    if drafts not in options.gammas:
-        problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, but gammas is {list(options.gammas)}"
-        raise ModelUnloadable(problem, f"add {drafts} to gammas, or set this draft's block to match one of them")
-    if draft.depths not in (None, drafts):
-        problem = f"draft {name} drafts {drafts} tokens in a block of {rows} rows, but its depths are {draft.depths}"
-        raise ModelUnloadable(problem, "remove depths: block sets how many tokens it drafts")
-    network = _network(head, rows, target, DTYPES[draft.dtype or target.dtype_name])
-    zlab = not head.anchored and head.layout == ZLAB  # what SGLang serves
+    by_length = not all(each.causal for each in head.reach)
+    if by_length and draft.depths is not None:
+        problem = f"draft {name}: its rows read each other, so each γ is a pass of its own, but depths is {draft.depths}"
+        raise ModelUnloadable(problem, "write gamma: K instead, the drafts per round that an engine is asked for")
+    drafts = draft.gamma or draft.depths or (head.drafts if by_length else max(options.gammas))
+    if by_length and drafts not in options.gammas:
+        problem = f"draft {name} drafts {drafts} tokens a round, but gammas is {list(options.gammas)}"
+        raise ModelUnloadable(problem, f"add {drafts} to gammas, or set this draft's gamma to one of them")
+    network = _network(head, drafts, target, DTYPES[draft.dtype or target.dtype_name])
+    others = _alternatives(head, network, target)
+    engines = [engine for engine in ("vLLM", "SGLang") if engine not in head.refusing]
     proposes = "proposes the token after it" if head.anchored else "but the anchor proposes its own token"
     words = {
         "layout": head.layout,
         "target states": f"after {', '.join(map(str, head.passed))} layers",
         "mask token": str(head.mask),
-        "block": f"{rows} rows; each {proposes}",
+        "block": f"{drafts + 1 - head.anchored} rows; each {proposes}",
+        "rows see": _seen(head.reach),
     }
     return HeadDraft.of(
         name,
@@ -198,24 +237,65 @@ def load_dflash(
         target,
         network,
         context=head.context,
-        block=drafts + 1,
-        in_one_step=True,
-        foreign=() if zlab else ("SGLang",),
+        gamma=drafts if by_length else None,
+        foreign=head.refusing,
         reading=words | described(head, network),
-        engines=("vLLM", "SGLang") if zlab else ("vLLM",),
-        alternatives=list(_alternatives(head, network, target)),
+        engines=tuple(engine for engine in engines if not any(engine in other.engines for other in others)),
+        alternatives=others,
     )
 
 
-def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> Iterator[Alternative]:
-    """Yield the readings that are likely mistakes: states one layer off, and another mask token."""
+def _seen(reach: tuple[Reach, ...]) -> str:
+    """Return in words which keys the rows of a block see, by layer."""
+    layers = []
+    for each in reach:
+        rows = "earlier rows" if each.causal else "all rows"
+        layers.append(f"{rows}, keys less than {each.window} places away" if each.window else rows)
+    return layers[0] if len(set(layers)) == 1 else "; ".join(f"layer {n}: {words}" for n, words in enumerate(layers))
+
+
+def _alternatives(head: DFlashFormat, network: DFlash, target: Model) -> list[Alternative]:
+    """Return the readings that are likely mistakes, and those of engines: states one layer off, other keys seen by its rows,
+    an embedding of the target without its scale, and another mask token.
+    """
+    found = []
+    depth = min(2, network.masks.drafts)
     off_by, key = (1, "aux_hidden_state_layer_ids") if head.layout == SPECULATORS else (0, "target_layer_ids")
     for words, step in (("later", 1), ("earlier", -1)):
         layers = tuple(layer + step for layer in head.passed)
         if min(layers) >= 1 and max(layers) <= target.network.config.get_text_config().num_hidden_layers:
             setting = f"set {key}: {[layer - 1 + off_by for layer in layers]} in its config.json"
-            yield Alternative(f"states of the target one layer {words}", setting, network.changed(layers=layers))
-    yield from other_masks(network, target, "mask_token_id", min(2, network.most))
+            found.append(Alternative(f"states of the target one layer {words}", setting, network.changed(layers=layers)))
+    ways = {
+        tuple(replace(each, causal=value) for each in head.reach): (
+            f"{'no' if value else 'all'} rows seen that come later",
+            f"set {CAUSAL}: {str(value).lower()} in its config.json",
+        )
+        for value in (True, False)
+    }
+    if any(each.window for each in head.reach):
+        still = tuple(replace(each, fixed=True) for each in head.reach)
+        ways[still] = "the window of each row counted from the anchor", "train it with the windows of engines, which move"
+        whole = tuple(replace(each, window=None) for each in head.reach)
+        ways[whole] = "no window", "remove the window from its config.json"
+    for engine, reach in head.served.items():
+        ways.setdefault(reach, (f"rows that see what {engine} lets them see", f"write the keys that {engine} reads"))
+    for reach, (words, setting) in ways.items():
+        if reach != head.reach:
+            served = tuple(engine for engine, theirs in head.served.items() if theirs == reach)
+            found.append(Alternative(words, setting, network.changed(reach=reach), depth, served))
+    if network.scale is None and network.embed_tokens is None and _scales(target):
+        setting = "serve it with an engine that scales the embedding: SGLang does, vLLM 0.33 does not"
+        found.append(Alternative("the target's embedding not scaled", setting, network.changed(scale=1.0), 1, ("vLLM",)))
+    return [*found, *other_masks(network, target, "mask_token_id", depth)]
+
+
+@torch.inference_mode()
+def _scales(target: Model) -> bool:
+    """Return whether the module of the target's embedding does more than look up its weights."""
+    module: Any = target.network.get_input_embeddings()
+    ids = torch.arange(min(8, target.vocabulary), device=module.weight.device)
+    return not torch.equal(module(ids), functional.embedding(ids, module.weight).to(module(ids)))
 
 
 def dflash_format(files: HeadFiles) -> DFlashFormat:
@@ -223,22 +303,28 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
     config = files.config
     written = config.get("speculators_model_type")
     architecture = written or (config.get("architectures") or [""])[0]
-    shape, settings = (config.get("transformer_layer_config"), config) if written else (config, config.get(NESTED))
-    if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(settings, dict)):
-        raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE} with {NESTED}", ENGINE)
-    if not written and (odd := sorted(set(settings) - KNOWN)):
+    nested = {} if written else config.get(NESTED) or {}
+    shape = config.get("transformer_layer_config") if written else config
+    if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(nested, dict)):
+        raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE}", ENGINE)
+    if odd := sorted(set(nested) - KNOWN):
         raise files.refused(f"{NESTED} has {', '.join(odd)}, which is unsupported", ENGINE)
-    if shape.get("sliding_window") is not None or SLIDING in str(shape.get("layer_types")):
-        raise files.refused("its config.json has sliding_window, which is unsupported", ENGINE)
-    files.require_flags(config | settings, [ANCHOR])
+    settings = config | nested
+    files.require_flags(settings, [ANCHOR, CAUSAL, NON_CAUSAL, "causal", "use_swa"])
     layers = settings.get("aux_hidden_state_layer_ids" if written else "target_layer_ids")
-    mask = settings.get("mask_token_id")
+    mask, scale, block = settings.get("mask_token_id"), settings.get(SCALE), settings.get("block_size") or BLOCK
     if not (isinstance(layers, list) and layers and all(type(each) is int for each in layers) and type(mask) is int):
         raise files.refused("its config.json lacks the ids of the target's layers, or mask_token_id", COMPLETE)
+    anchored = int(bool(settings.get(ANCHOR)))
+    if type(block) is not int or block < 2 - anchored or not isinstance(scale, int | float | None):
+        raise files.refused(f"its config.json has block_size {shown(block)}, {SCALE} {shown(scale)}", COMPLETE)
     require_mask(files, mask, shape.get("vocab_size"))
     of_transformers = layer_config(files, shape, Qwen3Config)
     total = of_transformers.vocab_size
     ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or total, total)
+    reach, served, refusing = _reaches(files, of_transformers, nested)
+    if anchored or written:
+        refusing = (*refusing, "SGLang")
     return DFlashFormat(
         files,
         SPECULATORS if written else ZLAB,
@@ -249,9 +335,45 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
         order,
         passed=tuple(layer + (0 if written else 1) for layer in layers),  # of z-lab, outputs of layers from 0
         mask=mask,
-        rows=settings.get("block_size") or config.get("block_size") or BLOCK,
-        anchored=int(bool(settings.get(ANCHOR, config.get(ANCHOR)))),
+        drafts=block - 1 + anchored,
+        anchored=anchored,
+        reach=reach,
+        served={engine: theirs for engine, theirs in served.items() if theirs != reach and engine not in refusing},
+        refusing=tuple(dict.fromkeys(refusing)),
+        scale=scale,
     )
+
+
+def _reaches(
+    files: HeadFiles, layers: Any, nested: Mapping[str, Any]
+) -> tuple[tuple[Reach, ...], dict[str, tuple[Reach, ...]], tuple[str, ...]]:
+    """Return which keys rows see in each layer, what each engine reads, and the engines that refuse the files.
+
+    A window belongs to layers of type sliding_attention, or with `use_swa` and none of these to every layer; its size is
+    `swa_window_size`, else `sliding_window`. Causal is what `is_causal` says, else `causal` of dflash_config, else the
+    sliding layers alone. vLLM reads z-lab's keys so; SGLang knows no key of dflash_config, and z-lab itself only the types.
+    """
+    config, sliding = files.config, [kind == SLIDING for kind in layers.layer_types]
+    size = nested.get("swa_window_size", layers.sliding_window)
+    windowed = sliding if any(sliding) or not nested.get("use_swa") else [True] * len(sliding)
+    if size is not None and (type(size) is not int or size < 1):
+        raise files.refused(f"its config.json has a window of {shown(size)}", COMPLETE)
+    if nested.get("use_swa") and size is None:
+        raise files.refused("its config.json has use_swa, but no swa_window_size", COMPLETE)
+    windows = [size if each else None for each in windowed]
+    if config.get("speculators_model_type"):
+        non_causal = config.get(NON_CAUSAL)
+        causal = [each and not non_causal for each in sliding]
+        forced = non_causal is not None and not non_causal  # vLLM takes a missing key as true, and all layers alike
+        theirs = {"vLLM": ([forced] * len(sliding), windows)}
+    else:
+        causal = [nested["causal"]] * len(sliding) if nested.get("causal") is not None else sliding
+        theirs = {"SGLang": (sliding, [layers.sliding_window if each else None for each in sliding])}
+    if config.get(CAUSAL) is not None:
+        causal = [config[CAUSAL]] * len(sliding)
+        theirs = {engine: (causal, each) for engine, (_, each) in theirs.items()}
+    served = {engine: tuple(map(Reach, *each)) for engine, each in theirs.items()}
+    return tuple(map(Reach, causal, windows)), served, ("vLLM",) if any(windowed) and size is None else ()
 
 
 def _require_states(head: DFlashFormat, target: Model) -> None:
@@ -263,13 +385,20 @@ def _require_states(head: DFlashFormat, target: Model) -> None:
         raise head.files.refused(problem, OTHER_TARGET)
 
 
-def _network(head: DFlashFormat, rows: int, target: Model, dtype: torch.dtype) -> DFlash:
+def _network(head: DFlashFormat, drafts: int, target: Model, dtype: torch.dtype) -> DFlash:
     """Return the drafter on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
     shapes, quantised or not finite.
     """
     shared = shared_weights(head, target)
     with torch.device("meta"):
         network = DFlash(
-            head.layers, head.passed, mask=head.mask, rows=rows, anchored=head.anchored, ids=head.ids, target=shared
+            head.layers,
+            head.passed,
+            masks=MaskRows(head.mask, drafts),
+            reach=head.reach,
+            anchored=head.anchored,
+            scale=head.scale,
+            ids=head.ids,
+            target=shared,
         )
     return filled(network, head, set(), target, dtype)

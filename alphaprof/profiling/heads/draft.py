@@ -41,8 +41,8 @@ class Alternative:
 @dataclass(frozen=True)
 class HeadDraft:
     """A head with its name in the run, on a target. `depths`: how many drafts of a round are measured; `reading`,
-    `foreign`: see `DraftFacts`; `context`: the longest text that it can go on with, in tokens (None: any); `block`: the rows
-    of a block, if what it drafts depends on their number.
+    `foreign`: see `DraftFacts`; `context`: the longest text that it can go on with, in tokens (None: any); `gamma`: how many
+    tokens a round drafts, if what it drafts depends on that.
 
     `engines` read its files as they are read here; `alternatives`: other readings that are tried (none: nothing is);
     `doubts`: code, message and remedy of warnings about its files; `files`: of its tensors, of modules in the target's
@@ -56,8 +56,7 @@ class HeadDraft:
     reference: str
     depths: int
     context: int | None = None
-    block: int | None = None
-    in_one_step: bool = False
+    gamma: int | None = None
     foreign: tuple[str, ...] = ()
     reading: dict[str, str] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
@@ -117,10 +116,10 @@ class HeadDraft:
             has_distribution=True,
             has_steps=True,
             starts_matter=True,
-            settings={} if self.block is None else {"block": self.block},
+            settings={} if self.gamma is None else {"gamma": self.gamma},
             foreign=self.foreign,
             depths=self.depths,
-            in_one_step=self.in_one_step,
+            in_one_step=self.network.masks is not None,
             reduced_vocabulary=known is not None,
             reading=self.reading,
         )

@@ -46,15 +46,15 @@ def decoder_layers(config: Any) -> nn.ModuleList:
 
 class SharingHead(HeadNetwork):
     """A head with an embedding and an LM head of its own, or the target's. `config`: of transformers, with the shape of its
-    layers; `ids`: see `HeadNetwork`; `target`: weights [ids, hidden] of the target, by name, that the head has none of its
-    own for. A subclass makes `blocks` and `lm_head`.
+    layers; `ids`: see `HeadNetwork`; `target`: the target's embedding and LM head, by the names of their weights, where the
+    head has none of its own. A subclass makes `blocks` and `lm_head`.
     """
 
     entering: tuple[str, ...] = ()  # the modules that only depth 1 runs
     blocks: nn.ModuleList
     lm_head: nn.Linear | None
 
-    def __init__(self, config: Any, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, config: Any, ids: torch.Tensor | None, target: Mapping[str, Any]) -> None:
         super().__init__()
         self.config = config
         self.vocabulary: int = config.vocab_size
@@ -66,31 +66,35 @@ class SharingHead(HeadNetwork):
             self.rotary = LlamaRotaryEmbedding(config)
 
     def embedded(self, tokens: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Embeddings [..., hidden] of tokens [...], with the device and dtype of `like`."""
+        """Embeddings [..., hidden] of tokens [...], with the device and dtype of `like`: the target's come out of its own
+        module, which may scale its weights.
+        """
         if self.embed_tokens is not None:
             own: torch.Tensor = self.embed_tokens(tokens)
             return own
-        weight = self._target[EMBEDDING]
-        return functional.embedding(tokens.to(weight.device), weight).to(like)
+        module = self._target[EMBEDDING]
+        embedded: torch.Tensor = module(tokens.to(module.weight.device))
+        return embedded.to(like)
 
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Return logits [n, logits] of rows [n, hidden], by the own LM head or the target's."""
         if self.lm_head is not None:
             own: torch.Tensor = self.lm_head(rows)
             return own
-        weight = self._target[LM_HEAD]
+        weight = self._target[LM_HEAD].weight
         return functional.linear(rows.to(weight), weight).to(rows)
 
     def shape(self) -> ModelShape | None:
         """See `HeadNetwork`."""
-        logits = self._target[LM_HEAD] if self.lm_head is None else self.lm_head.weight
-        return head_shape(self, self.config, logits, self.entering, ("embed_tokens", "lm_head"))
+        logits = self._target[LM_HEAD].weight if self.lm_head is None else self.lm_head.weight
+        shape = head_shape(self, self.config, logits, self.entering, ("embed_tokens", "lm_head"))
+        return shape.at_once() if shape is not None and self.masks is not None else shape
 
 
 class EagleHead(RoundHead, SharingHead):
     """What EAGLE heads share. A subclass says what enters the layers and what becomes of their output."""
 
-    def __init__(self, config: Any, wiring: Wiring, ids: torch.Tensor | None, target: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, config: Any, wiring: Wiring, ids: torch.Tensor | None, target: Mapping[str, Any]) -> None:
         super().__init__(config, ids, target)
         self.wiring, self.layers = wiring, wiring.layers
 
@@ -130,7 +134,7 @@ class Eagle3(EagleHead):
         *,
         width: int | None,
         ids: torch.Tensor | None = None,
-        target: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        target: Mapping[str, Any] = MappingProxyType({}),
         fc_bias: bool = False,
         input_norm: bool = False,
         fc_norm: bool = False,
@@ -183,7 +187,7 @@ class Eagle1(EagleHead):
     norm or its own; the first layer has no norm before attention, and logits come from the target's LM head, with no norm.
     """
 
-    def __init__(self, config: Any, *, target: Mapping[str, torch.Tensor], fc_bias: bool = False) -> None:
+    def __init__(self, config: Any, *, target: Mapping[str, Any], fc_bias: bool = False) -> None:
         super().__init__(config, Wiring((FINAL,)), None, target)
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=fc_bias)

@@ -476,11 +476,11 @@ def filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dt
     return network.to(target.device).eval().requires_grad_(False)
 
 
-def shared_weights(head: EagleFormat, target: Model, stored: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Return the target's weights that stand in for those that a head has none of its own for. `stored`: tensors of its
-    files that are read (None: all). Raises `ModelUnloadable` for weights that cannot stand in.
+def shared_weights(head: EagleFormat, target: Model, stored: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the target's modules that stand in for weights that a head has none of its own for, by the names of these.
+    `stored`: tensors of its files that are read (None: all). Raises `ModelUnloadable` for modules that cannot stand in.
     """
-    shared: dict[str, torch.Tensor] = {}
+    shared: dict[str, Any] = {}
     embedding, output = target.network.get_input_embeddings(), target.network.get_output_embeddings()
     for key, module in ((EMBEDDING, embedding), (LM_HEAD, output)):
         if key in (head.files.tensors if stored is None else stored) or (key == LM_HEAD and head.ids is not None):
@@ -490,7 +490,7 @@ def shared_weights(head: EagleFormat, target: Model, stored: Collection[str] | N
         if not is_usable or weight.shape[1] != head.layers.hidden_size:
             problem = f"it needs the target's {key}, which is quantized, not loaded or of another width"
             raise head.files.refused(problem, COMPLETE)
-        shared[key] = weight
+        shared[key] = module
     return shared
 
 

@@ -56,7 +56,7 @@ def new_head(target: Model, ids: torch.Tensor, seed: int) -> Eagle3:
     layers = usual_layers(blocks)  # those that engines guess, where these are three
     if not layers[0] < layers[1] < layers[2]:
         layers = tuple(sorted({1, blocks // 2, blocks - 1}))
-    embedding = {EMBEDDING: target.network.get_input_embeddings().weight}
+    embedding = {EMBEDDING: target.network.get_input_embeddings()}
     network = Eagle3(config, Wiring(layers), width=hidden, ids=ids, target=embedding)
     generator = torch.Generator().manual_seed(seed)
     for weight in network.parameters():

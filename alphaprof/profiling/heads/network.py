@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
@@ -20,6 +21,14 @@ from alphaprof.costs.layers import EXPERTS
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.profiling.heads.attention import Rounds, StepKeys
 from alphaprof.profiling.models.teacher_forced import FINAL
+
+
+@dataclass(frozen=True)
+class MaskRows:
+    """How a head drafts all tokens of a round in its first step: from rows of mask `token`, for as many `drafts`."""
+
+    token: int
+    drafts: int
 
 
 class HeadCache(Protocol):
@@ -43,11 +52,13 @@ class HeadNetwork(nn.Module, ABC):
     """A draft head, whose parameters are its own tensors: none of the target's. `layers`: the target's states that are its
     features, in this order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number);
     `ids` [logits]: the target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has;
-    `config`: of its decoder layers, as transformers has it (None: it has none).
+    `config`: of its decoder layers, as transformers has it (None: it has none); `masks`: its mask rows, if it drafts from
+    such (None: each depth is a step of its own).
     """
 
     layers: tuple[int, ...] = (FINAL,)
     most: int | None = None
+    masks: MaskRows | None = None
     config: Any = None
     ids: torch.Tensor | None
     vocabulary: int
@@ -83,7 +94,7 @@ class HeadNetwork(nn.Module, ABC):
         """Return the states [batch, depths, hidden] of all depths of a round that `cache.extend` has begun, if one pass
         computes them; their logits are those of depth 1. None: each depth is a step of its own.
         """
-        return None
+        return None if self.masks is None else cache.drafted
 
     @abstractmethod
     def shape(self) -> ModelShape | None:
@@ -109,9 +120,9 @@ class RoundHead(HeadNetwork):
 
     def deeper(self, tokens: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what depths beyond the first read, of the tokens drafted before them [batch, n] and the states [batch, n,
-        hidden] at the depth before.
+        hidden] at the depth before: these, or mask rows, whatever was drafted.
         """
-        return tokens, hidden_states
+        return tokens if self.masks is None else torch.full_like(tokens, self.masks.token), hidden_states
 
     @abstractmethod
     def step(
@@ -137,23 +148,32 @@ class RoundHead(HeadNetwork):
 
     def cache(self, first: torch.Tensor | None = None) -> HeadCache:
         """Return an empty cache."""
-        return RoundCache(self)
+        return RoundCache(self, first if self.ahead else None)
 
 
 class RoundCache:
     """Such a head at work, a `HeadCache`: rows of a round's drafts come after those of verified tokens, and the next round
-    writes over them. `length`: how many rows of verified tokens there are.
+    writes over them. `length`: how many rows of verified tokens there are; `drafted` [batch, depths, hidden]: the states of
+    the round that began last, where mask rows draft it.
     """
 
-    def __init__(self, head: RoundHead) -> None:
-        self._head, self.keys, self.length = head, StepKeys(), 0
+    drafted: torch.Tensor
+
+    def __init__(self, head: RoundHead, first: torch.Tensor | None) -> None:
+        self._head, self._first, self.keys, self.length = head, first, StepKeys(), 0
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """See `HeadCache`."""
-        hidden_states = self._step(tokens, self._head.entry(features), self.length)
-        self.length += tokens.shape[1]
-        return hidden_states[:, -1]
+        if self._first is not None and not self.length:
+            tokens = torch.cat([self._first[:, None], tokens], 1)
+        count, rows, head = tokens.shape[1], (tokens, self._head.entry(features)), self._head
+        if head.masks is not None:
+            masks = head.deeper(*(row[:, :1].expand(-1, head.masks.drafts - 1, *row.shape[2:]) for row in rows))
+            rows = torch.cat([rows[0], masks[0]], 1), torch.cat([rows[1], masks[1]], 1)
+        self.drafted = self._step(*rows, self.length)[:, count - 1 :]
+        self.length += count
+        return self.drafted[:, 0]
 
     @torch.inference_mode()
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:

@@ -30,7 +30,8 @@ from alphaprof.profiling.heads.eagle_files import (
     wiring_as,
     words_of,
 )
-from alphaprof.profiling.heads.parallel import MASKS, MaskRows, mask_of, other_masks
+from alphaprof.profiling.heads.masks import MASKS, mask_of, other_masks
+from alphaprof.profiling.heads.network import MaskRows
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 from alphaprof.run.notes import note
@@ -42,17 +43,18 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 
-class PEagle(MaskRows, Eagle3):
+class PEagle(Eagle3):
     """A P-EAGLE head, whose mask rows have the state `mask_hidden`."""
 
-    def __init__(self, config: Any, wiring: Wiring, *, mask: int, drafts: int, width: int, **options: Any) -> None:
+    def __init__(self, config: Any, wiring: Wiring, *, masks: MaskRows, width: int, **options: Any) -> None:
         super().__init__(config, wiring, width=width, **options)
-        self.mask, self.drafts = mask, drafts
+        self.masks = masks
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, len(wiring.layers) * width))
 
     def deeper(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `RoundHead`: mask rows, whatever was drafted."""
-        return torch.full_like(tokens, self.mask), self.entry(self.mask_hidden).expand_as(states)
+        """See `RoundHead`."""
+        tokens, states = super().deeper(tokens, states)
+        return tokens, self.entry(self.mask_hidden).expand_as(states)
 
 
 def load_p_eagle(
@@ -69,7 +71,7 @@ def load_p_eagle(
         doubt = f"the files of draft {name} name no mask token; SpecForge's default for this tokenizer is {usual}"
         remedy = "set mask_token_id in its config.json to the token that it was trained with"
         doubts += (note("wiring", doubt=doubt, remedy=remedy),)
-    made = partial(PEagle, mask=mask, drafts=draft.depths or max(options.gammas))
+    made = partial(PEagle, masks=MaskRows(mask, draft.depths or max(options.gammas)))
     network = eagle3_network(head, wiring, target, DTYPES[draft.dtype or target.dtype_name], made)
     words = words_of(head, wiring) | {"fed back": "nothing: mask rows", "mask token": str(mask)}
     readings = [item for item in alternatives(network, head, config) if item.depth == 1]
@@ -80,7 +82,6 @@ def load_p_eagle(
         target,
         network,
         context=head.context,
-        in_one_step=True,
         reading=words | described(head, network),
         engines=("vLLM",) if head.layout != SPECFORGE else (),
         alternatives=[*readings, *other_masks(network, target, "mask_token_id")],

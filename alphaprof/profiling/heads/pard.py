@@ -15,10 +15,11 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Wiring, decoder_layers
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, EagleHead, Wiring, decoder_layers
 from alphaprof.profiling.heads.eagle_files import OTHER_TARGET, layer_config
 from alphaprof.profiling.heads.files import HeadFiles, files_of
-from alphaprof.profiling.heads.parallel import MaskRows, mask_of, other_masks
+from alphaprof.profiling.heads.masks import mask_of, other_masks
+from alphaprof.profiling.heads.network import MaskRows
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
@@ -33,14 +34,14 @@ ARCHITECTURES = {"LlamaForCausalLM": LlamaConfig, "Qwen2ForCausalLM": Qwen2Confi
 PREFIX = "model."
 
 
-class Pard(MaskRows):
+class Pard(EagleHead):
     """A PARD model, which reads no state of the target."""
 
     ahead = 1
 
-    def __init__(self, config: Any, *, mask: int, drafts: int) -> None:
+    def __init__(self, config: Any, masks: MaskRows) -> None:
         super().__init__(config, Wiring((FINAL,)), None, MappingProxyType({}))
-        self.mask, self.drafts = mask, drafts
+        self.masks = masks
         self.blocks = decoder_layers(config)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -74,9 +75,8 @@ def load_pard(
     if config.vocab_size != target.vocabulary:
         problem = f"it has {config.vocab_size} ids, but {target.reference} has {target.vocabulary}"
         raise files.refused(problem, OTHER_TARGET)
-    network = _network(
-        files, config, mask, draft.depths or max(options.gammas), target, DTYPES[draft.dtype or target.dtype_name]
-    )
+    masks = MaskRows(mask, draft.depths or max(options.gammas))
+    network = _network(files, config, masks, target, DTYPES[draft.dtype or target.dtype_name])
     return HeadDraft.of(
         name,
         draft,
@@ -84,19 +84,18 @@ def load_pard(
         target,
         network,
         context=config.max_position_embeddings - 1,  # the anchor is a row of its own
-        in_one_step=True,
         reading={"layout": f"transformers, {architecture}", "mask token": str(mask), "target states": "none"},
         engines=("vLLM",),
         alternatives=list(other_masks(network, target, "pard_token")),
     )
 
 
-def _network(files: HeadFiles, config: Any, mask: int, drafts: int, target: Model, dtype: torch.dtype) -> Pard:
+def _network(files: HeadFiles, config: Any, masks: MaskRows, target: Model, dtype: torch.dtype) -> Pard:
     """Return the model on the target's device. Raises `ModelUnloadable` for tensors that are missing, unused, of other
     shapes, quantised or not finite.
     """
     with torch.device("meta"):
-        network = Pard(config, mask=mask, drafts=drafts)
+        network = Pard(config, masks)
     tied = LM_HEAD not in files.tensors
     names = {key: PREFIX + key.replace("blocks.", "layers.") for key in network.state_dict() if key not in ("ids", LM_HEAD)}
     names |= {LM_HEAD: names[EMBEDDING] if tied else LM_HEAD}
