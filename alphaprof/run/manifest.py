@@ -231,9 +231,10 @@ class DraftFacts(ModelFacts):
         return self.depths is not None
 
     def lengths(self, gammas: Iterable[int]) -> list[int]:
-        """Return those of some γ that it has rounds of: of a head up to its depths, or its own `gamma` alone."""
-        own = self.settings.get("gamma")
-        return [gamma for gamma in gammas if own in (None, gamma) and (self.depths is None or gamma <= self.depths)]
+        """Return those of some γ that it has rounds of: of a head up to its depths, of a `block` its own alone."""
+        block = self.settings.get("block")
+        known = (gamma for gamma in gammas if self.depths is None or gamma <= self.depths)
+        return [gamma for gamma in known if block in (None, gamma + 1)]
 
     @property
     def own_model(self) -> str | None:

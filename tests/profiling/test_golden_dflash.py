@@ -246,9 +246,9 @@ def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: P
     assert "gamma: K" in str(refused.value.hint)
     with pytest.raises(ProfileInvalid, match="gamma and depths exclude each other"):
         profiled(tmp_path / "both", stories15m, PROMPTS[:1], 7, depths=7)
-    with pytest.raises(ProfileInvalid, match="drafts.head.gamma 5 is not among gammas"):
+    with pytest.raises(ProfileInvalid, match=r"drafts\.head\.gamma 5 is not among gammas"):
         profiled(tmp_path / "missing", stories15m, PROMPTS[:1], 7, gamma=5)
-    with pytest.raises(ProfileInvalid, match="unknown key drafts.head.block") as refused:
+    with pytest.raises(ProfileInvalid, match=r"unknown key drafts\.head\.block") as refused:
         profiled(tmp_path / "block", stories15m, PROMPTS[:1], 7, block=8)
     assert "gamma: K" in str(refused.value.hint)
     with pytest.raises(ModelUnloadable, match="not a DFlashDraftModel"):

@@ -102,7 +102,9 @@ def test_real_decoding_has_the_recorded_rounds_and_all_of_their_drafts(
         found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
         assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
         whole = [tokens for _, tokens in text["drafts"][str(gamma)]]
-        assert [tokens == all_of[: len(tokens)] for tokens, all_of in zip(proposed, whole, strict=True)] == [True] * len(whole)
+        assert [tokens == all_of[: len(tokens)] for tokens, all_of in zip(proposed, whole, strict=True)] == [True] * len(
+            whole
+        )
         assert proposed[0] == whole[0]
 
 

@@ -116,7 +116,7 @@ class HeadDraft:
             has_distribution=True,
             has_steps=True,
             starts_matter=True,
-            settings={} if self.gamma is None else {"gamma": self.gamma},
+            settings={} if self.gamma is None else {"block": self.gamma + 1},
             foreign=self.foreign,
             depths=self.depths,
             in_one_step=self.network.masks is not None,
