@@ -19,11 +19,12 @@ from alphaprof.costs.cost_model import measured_rows
 from alphaprof.costs.roofline import Load, cache_moved, matrix_flops, weights_moved
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import StepTable
+from alphaprof.profiling.heads.attention import Reach
 from alphaprof.profiling.heads.dflash import DFlash
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle3, Wiring
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
-from alphaprof.profiling.heads.network import HeadNetwork
+from alphaprof.profiling.heads.network import HeadNetwork, MaskRows
 from alphaprof.profiling.heads.p_eagle import PEagle
 from alphaprof.profiling.heads.pard import Pard
 from alphaprof.profiling.models.kinds import DraftModel
@@ -90,7 +91,7 @@ def test_steps_are_those_of_a_round_and_leave_the_cache_as_it_was(monkeypatch: p
 
 
 MTP = {"ReusedModule": ReusedModule, "ChainedModules": ChainedModules}
-ONE_PASS = {"mask": 3, "drafts": 3}
+MASKS = MaskRows(3, 3)
 
 
 def at_work(name: str) -> tuple[Model, HeadNetwork]:
@@ -105,9 +106,9 @@ def at_work(name: str) -> tuple[Model, HeadNetwork]:
     shared = {EMBEDDING: model.network.get_input_embeddings(), LM_HEAD: model.network.lm_head}
     head: HeadNetwork = {
         "Eagle3": partial(Eagle3, config, Wiring(LAYERS), width=32, target=shared),
-        "PEagle": partial(PEagle, config, Wiring(LAYERS), width=32, target=shared, **ONE_PASS),
-        "Pard": partial(Pard, config, **ONE_PASS),
-        "DFlash": partial(DFlash, of_qwen, LAYERS, mask=3, rows=4, target=shared),
+        "PEagle": partial(PEagle, config, Wiring(LAYERS), width=32, target=shared, masks=MASKS),
+        "Pard": partial(Pard, config, MASKS),
+        "DFlash": partial(DFlash, of_qwen, LAYERS, masks=MASKS, reach=(Reach(False),) * 2, target=shared),
     }[name]()
     torch.manual_seed(4)
     for parameter in head.parameters():
