@@ -144,10 +144,6 @@ def compare(
         int | None, Option(metavar="N", min=1, help="Compare tokens per round only at this gamma; default: all.")
     ] = None,
     margin: Margin = 0.03,
-    shared: Annotated[
-        Path | None,
-        how(metavar="RUN", readable=False, help="A run of the second target on the first one's texts: tells why."),
-    ] = None,
     form: Format = None,
     out: OutFiles = None,
 ) -> None:
@@ -158,11 +154,10 @@ def compare(
     """
     from alphaprof.commands.compare.comparison import compare as compare_sides
     from alphaprof.config.load import known_rules
-    from alphaprof.run.reader import Run, side_of
+    from alphaprof.run.reader import side_of
 
-    texts = Run.open(shared) if shared is not None else None
     sides = side_of(first), side_of(second)
-    show(compare_sides(*sides, known_rules(rules) if rules else None, gamma, margin, texts), form, out)
+    show(compare_sides(*sides, known_rules(rules) if rules else None, gamma, margin), form, out)
 
 
 @command(

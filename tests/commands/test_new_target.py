@@ -1,31 +1,25 @@
-"""One draft under two targets: the verdict, what it rests on, and what the scoring run of the old texts adds."""
+"""One draft under two targets: the verdict, and what it rests on."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.check import check_baseline
-from alphaprof.commands.compare.comparison import Comparison, compare
-from alphaprof.commands.compare.target_change import Moved, TargetChange
+from alphaprof.commands.compare.comparison import compare
+from alphaprof.commands.compare.target_change import TargetChange
 from alphaprof.config.load import load_profile
-from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run, RunDraft, side_of
-from alphaprof.stats.estimate import Interval
 from tests import tiny as models
 from tests.commands.test_check_baseline import logged
 from tests.runs import log_of, profile_file, run_profile
@@ -181,36 +175,13 @@ def test_other_chat_templates_are_paired_by_row(old: Run, tmp_path: Path) -> Non
     found = change_of(old, new)
     assert found.differs == ("fingerprint", "tokenizer")
     assert [each.tokens_per_round for each in found.changes] == [each.tokens_per_round for each in expected.changes]
-    assert (found.common, found.command, found.changes[0].documents) == (None, None, 120)
+    assert (found.common, found.changes[0].documents) == (None, 120)
 
 
 def test_two_drafts_of_one_target_have_no_such_answer(old: Run) -> None:
     run = write_run(Path(old.path).parent / "two", Recipe(drafts={"small": 0.0, "large": 0.1}))
     sides = RunDraft(run, "small"), RunDraft(run, "large")
     assert compare(*sides).target_change is None
-    with pytest.raises(OptionInvalid, match="--shared is for runs of two targets"):
-        compare(*sides, shared=run)
-
-
-def test_a_scoring_run_that_tells_nothing_is_refused(old: Run, tmp_path: Path) -> None:
-    """Texts of another tokenizer cannot be compared by position, nor texts without rounds under the rules asked for."""
-    new = run_under(tmp_path / "new", "two", {"code": 0, "chat": 0})
-    sides = RunDraft(old, "small"), RunDraft(new, "small")
-    with pytest.raises(OptionInvalid, match="--shared is for runs of two targets"):
-        compare(*sides, rules=["one_hot"], shared=new)
-    sides = RunDraft(old, "small"), RunDraft(altered(new, tokenizer="1" * 64), "small")
-    with pytest.raises(OptionInvalid, match="--shared is for runs of two targets with one tokenizer"):
-        compare(*sides, shared=new)
-
-
-def test_a_share_of_a_loss_needs_a_sure_loss() -> None:
-    def moved(*parts: Interval) -> Moved:
-        return Moved("all traffic", 9, None, None, 0.0, (None, 0.5), (0.5, 0.4, 0.3), *parts)
-
-    sure, unsure, gain = Interval(-0.06, -0.08, -0.04), Interval(-0.02, -0.05, 0.01), Interval(0.01, -0.05, 0.07)
-    assert moved(sure, unsure).share_of_target == pytest.approx(0.75)
-    assert moved(unsure, sure).share_of_target == pytest.approx(0.25)
-    assert (moved(unsure, unsure).share_of_target, moved(sure, gain).share_of_target) == (None, None)
 
 
 def test_imports_of_two_targets_have_rounds_alone(tmp_path: Path) -> None:
@@ -218,108 +189,41 @@ def test_imports_of_two_targets_have_rounds_alone(tmp_path: Path) -> None:
     target = dataclasses.replace(rarely.manifest.target, reference="int4", fingerprint="another")
     found = compare(side_of(str(often.path)), side_of(str(altered(rarely, target=target).path))).target_change
     assert found is not None
-    assert (found.verdict, found.common, found.moved, found.command) == ("RETRAIN", None, (), None)
+    assert (found.verdict, found.common) == ("RETRAIN", None)
 
 
 # Real networks
 
 
 @pytest.fixture(scope="module")
-def three(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run, Run, Comparison]:
-    """A run, one of a target with noise on its weights, the scoring run by the command that compare prints, and the answer
-    with all three.
-    """
-    folder = tmp_path_factory.mktemp("three")
+def two(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
+    """A run, and one of a target with noise on its weights."""
+    folder = tmp_path_factory.mktemp("two")
     models.noisy(models.llama(), 0.02, seed=7).save_pretrained(folder / "tuned")
     models.tokenizer().save_pretrained(folder / "tuned")
     drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}, "skip": {"kind": "layer_skip", "drop_layers": [2]}}
     path = profile_file(folder, tiny, drafts=drafts, costs={"source": "none"}, execution={"threads": 1})
-    old = run_profile(path, folder / "old run")
-    new = run_profile(path, folder / "new", False, f"target.model={folder / 'tuned'}")
-    sides = [f"{run.path}:close" for run in (old, new)]
-    printed = CliRunner().invoke(app, ["compare", *sides]).output
-    lines = itertools.dropwhile(lambda line: not line.startswith("alphaprof profile"), printed.splitlines())
-    command = "\n".join(itertools.takewhile(str.strip, lines))
-    result = CliRunner().invoke(app, shlex.split(command.replace("\\\n", ""))[1:])
-    assert result.exception is None, result.exception
-    shared = Run.open(folder / "new-on-old-texts")
-    written = CliRunner().invoke(app, ["compare", *sides, "--shared", str(shared.path), "--format", "json"])
-    assert json.loads(written.output)["target_change"]["moved"]  # valid by its schema, as conftest has it
-    return old, new, shared, compare(*map(side_of, sides), shared=shared)
+    return run_profile(path, folder / "old run"), run_profile(
+        path, folder / "new", False, f"target.model={folder / 'tuned'}"
+    )
 
 
 @pytest.mark.models
-def test_the_scoring_run_has_the_old_texts_and_no_rounds(three: tuple[Run, Run, Run, Comparison]) -> None:
-    old, new, shared, _ = three
-    assert shared.manifest.target.fingerprint == new.manifest.target.fingerprint
-    assert shared.manifest.drafts["before"].fingerprint == old.manifest.target.fingerprint
-    assert log_of(shared, "close")["token"].tolist() == log_of(old, "close")["token"].tolist()
-    assert not shared.documents().to_pandas()["on_policy"].any()
-    assert stored_totals(shared, "close")["tokens"].isna().all()
-    assert build_report(shared).answer.verdict == "UNDECIDED"
-
-
-@pytest.mark.models
-def test_how_far_p_moved_is_what_transformers_says(three: tuple[Run, Run, Run, Comparison], tiny: Path) -> None:
-    """Both networks over prompt and text of every document of the first run, in float64."""
-    old, new, _, comparison = three
-    networks = [AutoModelForCausalLM.from_pretrained(run.manifest.target.reference).double().eval() for run in (new, old)]
-    rows = []
-    for shard in old.shards:
-        for row in old.continuations(shard.index).to_pylist():
-            ids, start = torch.tensor([row["prompt_ids"] + row["continuation_ids"]]), len(row["prompt_ids"]) - 1
-            with torch.no_grad():
-                p, q = (network(ids).logits[0, start:-1].log_softmax(-1) for network in networks)
-            top = q.exp().topk(2).values
-            for kl, same, margin in zip(
-                (p.exp() * (p - q)).sum(-1), p.argmax(-1) == q.argmax(-1), top[:, 0] - top[:, 1], strict=True
-            ):
-                rows.append({"domain": row["domain"], "kl": float(kl), "agree": bool(same), "margin": float(margin)})
-    frame = pd.DataFrame(rows)
-    assert comparison.target_change is not None
-    found = {each.domain: each for each in comparison.target_change.moved}
-    assert list(found) == ["all traffic", "long", "short"]
-    for name, each in found.items():
-        mine = frame if name == "all traffic" else frame[frame["domain"] == name]
-        assert each.agreement is not None
-        assert (each.agreement.value, each.kl.value) == pytest.approx((mine["agree"].mean(), mine["kl"].mean()), rel=1e-4)
-        flips = mine[~mine["agree"]]["margin"].median()
-        assert each.margins == pytest.approx((flips, mine["margin"].median()), abs=1e-5)
-        assert each.infinite == 0
-
-
-@pytest.mark.models
-def test_the_parts_of_a_change_add_up(three: tuple[Run, Run, Run, Comparison]) -> None:
-    old, new, shared, comparison = three
-    logs = [log_of(run, "close") for run in (old, shared, new)]
-    assert comparison.target_change is not None
-    for each in comparison.target_change.moved:
-        alphas = [
-            (log if each.domain == "all traffic" else log[log["domain"] == each.domain])["accept_strict"].mean()
-            for log in logs
-        ]
-        assert each.alpha == pytest.approx(alphas, abs=1e-6)
-        assert each.by_target is not None
-        assert each.by_text is not None
-        assert each.by_target.value == pytest.approx(alphas[1] - alphas[0], abs=1e-6)
-        assert each.by_target.value + each.by_text.value == pytest.approx(alphas[2] - alphas[0], abs=1e-6)
-
-
-@pytest.mark.models
-def test_up_to_the_first_token_that_differs_both_logs_are_of_one_text(three: tuple[Run, Run, Run, Comparison]) -> None:
-    old, new, _, comparison = three
-    one, two = (dict(iter(log_of(run, "close").groupby("document"))) for run in (old, new))
+def test_up_to_the_first_token_that_differs_both_logs_are_of_one_text(two: tuple[Run, Run]) -> None:
+    old, new = two
+    one, others = (dict(iter(log_of(run, "close").groupby("document"))) for run in (old, new))
     common = [[], []]
     for number, log in one.items():
-        other = two[number]
+        other = others[number]
         size = min(len(log), len(other))
         differs = np.flatnonzero(log["token"].to_numpy()[:size] != other["token"].to_numpy()[:size])
         size = differs[0] + 1 if len(differs) else size
         for side, rows in zip(common, (log, other), strict=True):
             side.append(rows.iloc[:size])
     first, second = (pd.concat(side).reset_index(drop=True) for side in common)
-    assert comparison.target_change is not None
-    found = comparison.target_change.common
+    found = compare(RunDraft(old, "close"), RunDraft(new, "close")).target_change
+    assert found is not None
+    found = found.common
     assert found is not None
     assert (found.documents, found.share) == (15, pytest.approx(len(first) / sum(map(len, one.values()))))
     assert found.agreement is not None
@@ -329,29 +233,15 @@ def test_up_to_the_first_token_that_differs_both_logs_are_of_one_text(three: tup
 
 
 @pytest.mark.models
-def test_a_draft_of_the_targets_own_layers_changes_with_it(three: tuple[Run, Run, Run, Comparison]) -> None:
-    old, new, shared, _ = three
-    found = compare(RunDraft(old, "skip"), RunDraft(new, "skip"), shared=shared).target_change
+def test_a_draft_of_the_targets_own_layers_changes_with_it(two: tuple[Run, Run]) -> None:
+    found = compare(*(RunDraft(run, "skip") for run in two)).target_change
     assert found is not None
     assert not found.same_draft
-    logs = [log_of(run, "skip")["accept_strict"].mean() for run in (old, shared, new)]
-    assert found.moved[0].alpha == pytest.approx(logs, abs=1e-6)
 
 
 @pytest.mark.models
-def test_another_run_in_place_of_the_scoring_run_is_refused(three: tuple[Run, Run, Run, Comparison]) -> None:
-    old, new, shared, _ = three
-    sides = RunDraft(old, "close"), RunDraft(new, "close")
-    for run, reason in ((old, "its target is not"), (new, "is not one of its drafts")):
-        with pytest.raises(NotComparable, match=reason):
-            compare(*sides, shared=run)
-    with pytest.raises(NotComparable, match=r"its target is not"):
-        compare(*sides[::-1], shared=shared)
-
-
-@pytest.mark.models
-def test_a_run_is_a_profile(three: tuple[Run, Run, Run, Comparison], tmp_path: Path) -> None:
-    old, *_ = three
+def test_a_run_is_a_profile(two: tuple[Run, Run], tmp_path: Path) -> None:
+    old, _ = two
     assert load_profile(Path(old.path)) == old.manifest.profile
     (tmp_path / "manifest.json").write_text("{}")
     result = CliRunner().invoke(app, ["profile", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -102,7 +102,7 @@ class Comparison:
     """
 
     format: ClassVar[str] = "alphaprof-compare"
-    version: ClassVar[str] = "1.1"
+    version: ClassVar[str] = "2.0"
 
     first: str  # run and draft
     second: str  # run and draft
@@ -249,13 +249,11 @@ def compare(
     rules: Sequence[str] | None = None,
     gamma: int | None = None,
     margin: float = MARGIN,
-    shared: Run | None = None,
 ) -> Comparison:
     """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason, and
     `OptionInvalid` for a gamma that was not replayed in both. Of a run and an import from an engine: what the run predicts,
     and what the engine was seen to do, under the rule and at the gamma that were served; `OptionInvalid` for others. Of runs
-    with two targets: whether the draft may stay if it may lose `margin`, a share of its tokens per round; `shared`: a run of
-    the second target on the texts of the first.
+    with two targets: whether the draft may stay if it may lose `margin`, a share of its tokens per round.
 
     `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
     The confidence is that of the first run's decision.
@@ -275,10 +273,7 @@ def compare(
         documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
     odd = () if confirms else changed_facts(first.run, second.run)
     deciding = deciding_gamma(first, gammas, second.run.manifest.profile if odd else None)  # as `alphaprof check --baseline`
-    changed = target_change(first, second, texts, rows, deciding, margin, shared) if odd and deciding is not None else None
-    if shared is not None and not (changed and changed.moved):
-        problem = "--shared is for runs of two targets with one tokenizer, position logs, and rounds at a gamma in common"
-        raise OptionInvalid(problem, "leave it out")
+    changed = target_change(first, second, texts, rows, deciding, margin) if odd and deciding is not None else None
     differences = tuple(_text_difference(text, gammas, confidence, paired) for text in texts)
     heads = [side.label for side in (first, second) if side.run.manifest.drafts[side.draft].by_depth]
     notes = [f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"] if heads else []

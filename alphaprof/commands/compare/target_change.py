@@ -1,17 +1,13 @@
 """One draft under two targets: does it survive a fine-tune, an adapter, quantization, the next checkpoint?
 
-Two runs on the same prompts, each on its own target's texts, say what tokens per round and speedup become. They do not say
-why: both scored the same text only up to the first token that differs. A third run tells, in which the new target scores the
-texts of the old one, with the old one as a draft of kind model: its log holds the divergence of both targets, and acceptance
-of the draft that differs from the first run's by the target alone.
+Two runs on the same prompts, each on its own target's texts, say what tokens per round and speedup become. Both scored the
+same text only up to the first token that differs; there, agreement of the targets and acceptance of the draft are compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,9 +17,8 @@ import pyarrow as pa
 
 from alphaprof.costs.rounds import StepTimes, cost_bounds
 from alphaprof.costs.speedup import Mix, spent_and_base
-from alphaprof.errors import NotComparable
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Command, Small, Verdict, table_of_rows
+from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
 from alphaprof.report.asked import Asked
 from alphaprof.report.judge import Judge
 from alphaprof.report.pairing import TextPair, changed_facts, difference_over, over_domains, surely_one
@@ -32,7 +27,7 @@ from alphaprof.report.stopping import settled
 from alphaprof.report.verdict import Question
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run, RunDraft
-from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, mean_interval, pooled_share, present, ratio
+from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, pooled_share, present
 from alphaprof.stats.paired import share_difference, weighted_inverse_difference
 from alphaprof.totals.count import SHAPED, Shape, policies
 from alphaprof.totals.documents import Documents, Units
@@ -76,31 +71,6 @@ class CommonText:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """How far the new target is from the old one on the old one's texts, and what part of the change of alpha that is:
-    `by_target` and `by_text` add up to the change.
-    """
-
-    domain: str
-    documents: int  # that were read
-    agreement: Interval | None  # share of positions at which both targets have the same most probable token
-    kl: Interval | None  # mean KL(new || old) in nats, over positions where it is finite
-    infinite: float  # share of positions where it is not: truncated sampling
-    margins: tuple[float | None, float]  # median margin of the old target where the two do not agree, and everywhere
-    alpha: tuple[float, float, float] | None  # old target, old texts; new target, old texts; new target, new texts
-    by_target: Interval | None  # change of alpha by the target, on the same texts
-    by_text: Interval | None  # change of alpha by other texts
-
-    @property
-    def share_of_target(self) -> float | None:
-        """The share of lost alpha that is the target's move, where both parts are losses, and one of them surely is."""
-        if self.by_target is None or self.by_text is None or min(self.by_target.high, self.by_text.high) >= 0:
-            return None
-        parts = self.by_target.value, self.by_text.value
-        return parts[0] / sum(parts) if max(parts) <= 0 else None
-
-
-@dataclass(frozen=True)
 class TargetChange:
     """What becomes of a draft under another target. One-sided bounds decide, as in `alphaprof check --baseline`."""
 
@@ -118,8 +88,6 @@ class TargetChange:
     documents_needed: int | None  # to tell, if all are like these; None: told, or not to be told
     changes: tuple[Change, ...]  # all traffic, then each domain
     common: CommonText | None  # None: no position log, or other tokenizers
-    moved: tuple[Moved, ...]  # all traffic, then each domain; empty without the scoring run
-    command: str | None  # the scoring run that tells why; None: it is here, or cannot be made
 
     def blocks(self) -> Iterator[Block]:
         """Yield the verdict with its reason and what to do next, the change by domain, and what is known of its cause."""
@@ -150,40 +118,9 @@ class TargetChange:
             if common.alpha is not None:
                 alphas = " / ".join(map(fmt.share, common.alpha))
                 yield f"alpha of the draft there: {alphas}, {fmt.difference(common.difference, 3)}"
-        if self.command is not None:
-            yield "beyond it, other text and the new target's own move are not told apart. To score the old texts:"
-            yield from ("", *map(Command, self.command.splitlines()), "", "then compare again with --shared and this run")
-        if self.moved:
-            yield from _blocks_of_moved(self.moved)
         yield Small(
             "agree: the same most probable token. Speedups by each run's step times; intervals over documents, paired."
         )
-
-
-def _blocks_of_moved(moved: Sequence[Moved]) -> Iterator[Block]:
-    """Yield how far p moved, and what that did to alpha."""
-    rows = (
-        (
-            *(fmt.short(each.domain), fmt.count(each.documents), fmt.share_with_interval(each.agreement)),
-            fmt.interval(each.kl, digits=4) + (f", infinite {fmt.percent(each.infinite)}" if each.infinite else ""),
-            " / ".join(map(fmt.share, each.margins)),
-        )
-        for each in moved
-    )
-    headings = ("domain", "docs", "targets agree", "KL(new || old)", "margin at flips / all")
-    yield from ("", table_of_rows("how far p moved, on the texts of the old target", headings, rows))
-    cells = [
-        (
-            *(fmt.short(each.domain), " / ".join(map(fmt.share, each.alpha))),
-            *(fmt.difference(each.by_target, 3), fmt.difference(each.by_text, 3)),
-            fmt.percent(each.share_of_target) if each.share_of_target is not None else fmt.NOTHING,
-        )
-        for each in moved
-        if each.alpha is not None
-    ]
-    columns = ("domain", "before / old texts / after", "by the target", "by other text", "share of the target")
-    if cells:
-        yield table_of_rows("alpha: old target / new target on the old texts / new target", columns, cells)
 
 
 def _percent(change: Interval | None) -> fmt.Number:
@@ -201,11 +138,9 @@ def target_change(
     rows: tuple[Array, Array],
     gamma: int,
     margin: float,
-    shared: Run | None = None,
 ) -> TargetChange | None:
     """Return what becomes of a draft; None: no text has rounds under the decision's rule. `texts`, `rows`: as `paired_texts`
-    returns them, of runs whose targets differ; `shared`: a run of the new target on the texts of the old one. Raises
-    `NotComparable` for another one.
+    returns them, of runs whose targets differ.
     """
     sides = [Asked.of(side.run, side.run.manifest.profile.deciding(side.draft)) for side in (first, second)]
     question, confidence = sides[1].question, float(sides[1].question.confidence)
@@ -245,8 +180,6 @@ def target_change(
         documents_needed=needed,
         changes=tuple(changes),
         common=_common_text(pairs, confidence) if pairs else None,
-        moved=tuple(_moved(first, second, shared, pairs, confidence)) if pairs and shared is not None else (),
-        command=_scoring_command(first, second) if logs and shared is None else None,
     )
 
 
@@ -313,8 +246,6 @@ def _over(difference: Interval, before: float) -> Interval:
 class _Paired:
     """A document that both runs scored, with their logs of it, and the column that says what was accepted."""
 
-    number: int  # in the first run, and in a run that scores its texts again
-    domain: str
     unit: int
     rule: str
     old: dict[str, Array]
@@ -332,10 +263,8 @@ def _paired_logs(first: RunDraft, second: RunDraft, rows: tuple[Array, Array], q
     old = _log(part, first.draft, names, one)
     read = [place for place, number in enumerate(one) if number in old and rules[place] in known]
     new = _log(second.run, second.draft, names, [two[place] for place in read])
-    domains, units = tables[0]["domain"].cast(pa.string()).to_pylist(), Units.of(pa.concat_tables(tables)).codes
-    return [
-        _Paired(one[place], domains[place], units[place], rules[place], old[one[place]], new[two[place]]) for place in read
-    ]
+    units = Units.of(pa.concat_tables(tables)).codes
+    return [_Paired(units[place], rules[place], old[one[place]], new[two[place]]) for place in read]
 
 
 def _log(run: Run, draft: str, names: Sequence[str], numbers: Sequence[int]) -> Log:
@@ -383,70 +312,7 @@ def _alphas(units: Array, kept: Sequence[Array], confidence: float) -> tuple[tup
     return alpha, share_difference((one[0], one[1]), (two[0], two[1]), confidence)
 
 
-def _moved(first: RunDraft, second: RunDraft, shared: Run, pairs: Sequence[_Paired], confidence: float) -> Iterator[Moved]:
-    """Yield how far p moved over all traffic and by domain. Raises `NotComparable` for a run of another target, without the
-    old one as a draft, or on other texts.
-    """
-    (old, new), drafts = (side.run.manifest.target for side in (first, second)), shared.manifest.drafts
-    before = next((name for name, facts in drafts.items() if surely_one(facts, old)), None)
-    own = [side.run.manifest.drafts[side.draft] for side in (first, second)]  # the second's: of the target's own layers
-    same = next((name for draft in own for name, facts in drafts.items() if surely_one(facts, draft)), None)
-    numbers, logs, accepted = [pair.number for pair in pairs], Log(), Log()
-    if before is not None:
-        logs = _log(shared, before, ["token", "target_top", "draft_top", "draft_margin", "kl_target_draft"], numbers)
-    if same is not None:
-        accepted = _log(shared, same, sorted({pair.rule for pair in pairs}), numbers)
-    equal = [pair.number in logs and np.array_equal(pair.old["token"], logs[pair.number]["token"]) for pair in pairs]
-    for wrong, why in (
-        (not surely_one(shared.manifest.target, new), f"its target is not {new.reference}"),
-        (before is None, f"{old.reference} is not one of its drafts"),
-        (not all(equal), "its texts are others, or not all of them"),
-    ):
-        if wrong:
-            problem = f"{shared.path} is not a run of the new target on the texts of {first.run.path}: {why}"
-            raise NotComparable(problem, f"run alphaprof compare {first.label} {second.label}: it prints the command")
-    for domain in (ALL, *_named_domains(pairs)):
-        mine = [pair for pair in pairs if domain in (ALL, pair.domain)]
-        units, counts, margins, flips = np.array([pair.unit for pair in mine]), [], [], []
-        for pair in mine:
-            log = logs[pair.number]
-            kl, agreed = log["kl_target_draft"], log["target_top"] == log["draft_top"]
-            finite = np.isfinite(kl)
-            margins.append(log["draft_margin"])
-            flips.append(log["draft_margin"][~agreed])
-            kept = [pair.old[pair.rule], *([accepted[pair.number][pair.rule]] if accepted else []), pair.new[pair.rule]]
-            counts.append((len(kl), agreed.sum(), finite.sum(), kl[finite].sum(), *np.ravel([_kept(each) for each in kept])))
-        tokens, agree, known, divergence, *sides = np.array(counts, dtype=np.float64).T
-        one, by_target = _alphas(units, sides[:4], confidence) if accepted else (None, None)
-        two, by_text = _alphas(units, sides[2:], confidence) if accepted else (None, None)
-        flipped = np.concatenate(flips)
-        yield Moved(
-            domain=domain,
-            documents=len(mine),
-            agreement=pooled_share(units, agree, tokens, confidence),
-            kl=mean_interval(ratio(*by_cluster(units, divergence, known)), confidence) if known.any() else None,
-            infinite=float(1 - known.sum() / tokens.sum()),
-            margins=(float(np.median(flipped)) if len(flipped) else None, float(np.median(np.concatenate(margins)))),
-            alpha=(*one, two[1]) if one and two else None,
-            by_target=by_target,
-            by_text=by_text,
-        )
-
-
-def _named_domains(texts: Iterable[TextPair | _Paired]) -> list[str]:
+def _named_domains(texts: Iterable[TextPair]) -> list[str]:
     """Return the domains that answers name beside all traffic: none if there is one."""
     domains = dict.fromkeys(text.domain for text in texts)
     return list(domains) if len(domains) > 1 else []
-
-
-def _scoring_command(first: RunDraft, second: RunDraft) -> str:
-    """Return the command of the run that tells the target's move from other text: the profile of the first run with the new
-    target, on its texts, and with its target as a draft.
-    """
-    old, new = (side.run.manifest.profile.target.model_dump(mode="json", exclude_defaults=True) for side in (first, second))
-    name = "before" if "before" not in first.run.manifest.drafts else "before-target"
-    draft = json.dumps({"kind": "model", **old})
-    settings = [f"target={json.dumps(new)}", f"drafts.{name}={draft}", "costs.source=none"]
-    path, out = shlex.quote(str(first.run.path)), shlex.quote(f"{second.run.path}-on-old-texts")
-    lines = [f"alphaprof profile {path}", f"--reuse-continuations {path}", f"--out {out}"]
-    return " \\\n  ".join([*lines, *(f"--set {shlex.quote(each)}" for each in settings)])
