@@ -21,7 +21,7 @@ from alphaprof.run.schema import HEAD_COLUMNS, LogRules
 PUBLISHED = {  # the class of each answer whose JSON others may rely on
     "report": "alphaprof.report.build:Report",
     "check": "alphaprof.commands.check:Check",
-    "compare": "alphaprof.commands.compare:Comparison",
+    "compare": "alphaprof.commands.compare.comparison:Comparison",
     "validate": "alphaprof.commands.validate.validation:Validation",
     "diagnose": "alphaprof.commands.diagnose:Diagnosis",
     "predict": "alphaprof.commands.predict:Prediction",
