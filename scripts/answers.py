@@ -24,7 +24,10 @@ LINES = f"""
 rules
 schema
 schema check
-import vllm {ROOT}/tests/golden/vllm/offline-draft-g1-0.32.0.jsonl --rule strict --out imported
+import {ROOT}/tests/golden/vllm/offline-draft-g1-0.32.0.jsonl --rule strict --out imported
+import {ROOT}/tests/golden/vllm/metrics-1.txt --out x
+diagnose {ROOT}/tests/golden/vllm/metrics-0.txt {ROOT}/tests/golden/vllm/metrics-1.txt
+diagnose {ROOT}/tests/golden/vllm/metrics-1.txt --format json
 predict --alpha 0.75 --cost 0.04
 predict --alpha 0.5 --cost 0.3 --gamma 3 --format json
 predict --accepted-per-drafted 0.5 --at-gamma 3 --cost 0.1
@@ -42,7 +45,7 @@ compare two two
 export two:small --to no
 export two:small --to dynamo
 profile nothing.yaml --out x
-import vllm nothing --rule strict --out x
+import nothing --rule strict --out x
 validate nothing.yaml
 latency nothing.yaml
 """

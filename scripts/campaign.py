@@ -323,7 +323,7 @@ def as_lines(rows: Sequence[Any]) -> str:
 
 def import_arguments(folder: Path) -> tuple[object, ...]:
     """The import of the log in a folder into a run beside it."""
-    return "import", "vllm", folder / "requests.jsonl", "--rule", "strict", "--out", folder / "run"
+    return "import", folder / "requests.jsonl", "--rule", "strict", "--out", folder / "run"
 
 
 def imported(folder: Path) -> Path:

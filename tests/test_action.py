@@ -358,7 +358,7 @@ def test_a_token_that_may_not_write_is_a_warning_and_a_long_report_is_not_cut_si
 
 @pytest.mark.slow
 def test_an_engines_log_is_imported_and_an_undecided_check_passes_unless_asked(place: Path) -> None:
-    runner = Runner(place / "import", {"import": "vllm 'my requests.jsonl' --rule strict"})
+    runner = Runner(place / "import", {"import": "'my requests.jsonl' --rule strict"})
     assert runner.job() == 0, runner.log
     assert (runner.answer["verdict"], runner.answer["exit-code"], runner.answer["speedup"]) == ("UNDECIDED", "11", "")
     assert "::warning title=alphaprof::the check is undecided" in runner.log
@@ -398,7 +398,7 @@ def test_what_cannot_be_answered_fails_and_the_comment_says_why(
     ("inputs", "env", "said"),
     [
         ({}, {}, "nothing to report"),
-        ({"run": "a", "import": "vllm b"}, {}, "both set"),
+        ({"run": "a", "import": "b"}, {}, "both set"),
         ({"run": "a", "baseline": "s3://bucket/run"}, {}, "baseline are local paths"),
         ({"run": "a", "comment": "sometimes"}, {}, "comment must be"),
         ({"run": "a", "version": "main --index-url x"}, {}, "version must be"),

@@ -26,7 +26,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INDEX = ROOT / "docs" / "README.md"
 
 
-GROUPS = {"import": ("vllm", "sglang", "texts", "prometheus")}  # commands that have commands of their own
+GROUPS = {}  # commands that have commands of their own
 
 
 def help_of(command: str) -> str:

@@ -22,6 +22,7 @@ from alphaprof.cli.common import (
     files,
     formats,
     how,
+    interruptible,
     one_line,
     output,
     served,
@@ -162,21 +163,32 @@ def compare(
 
 @command(
     group,
+    "alphaprof diagnose before.txt after.txt",
     "alphaprof diagnose runs/my:small metrics.txt",
     "alphaprof diagnose runs/my:small --acceptance 0.71,0.51,0.4 --rounds 4000",
 )
 def diagnose(
-    run: RunOfDraft,
-    server: Annotated[
+    places: Annotated[
+        list[str],
+        Argument(
+            metavar="[RUN[:DRAFT]] SERVER",
+            help="A run that predicts the server, if you have one; then the server: its address; its /metrics page, or two, "
+            "before and after; a file of counts (a log, a benchmark's result, llama.cpp's answers); or an imported run.",
+        ),
+    ],
+    label: Annotated[
         list[str] | None,
-        Argument(metavar="SERVER", help="Address or /metrics page; two pages, before and after; or an imported run."),
+        served(metavar="NAME=VALUE", help="One of several servers or models: model_name=NAME, instance (repeatable)."),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        served(metavar="X", min=1, help="Poll an address for so long; default: its counts since it started."),
     ] = None,
     acceptance: Annotated[
         str | None,
         served(metavar="X,X,...", help="In place of SERVER: shares of rounds that accepted at least 1, 2, ... drafts."),
     ] = None,
     rounds: Annotated[int | None, served(metavar="N", min=1, help="Rounds that --acceptance was counted over.")] = None,
-    model: Annotated[str | None, served(metavar="NAME", help="Which model, if a page counts several.")] = None,
     plain: Annotated[
         list[str] | None,
         served(metavar="PAGE", help="A page of the same server without speculation, or two: compare speeds (repeatable)."),
@@ -191,16 +203,28 @@ def diagnose(
     form: Format = None,
     out: OutFiles = None,
 ) -> None:
-    """Ask why live acceptance is lower than predicted: a run beside the counters of a server that speculates.
+    """Ask why live acceptance is lower than predicted: a run beside a server that speculates. Without a run, a first look.
 
-    To test predicted speedups before you serve, use validate. To report on a draft that only your server can load, use
-    import. Exit code 0: as predicted, or too few rounds to tell; 13: it differs; 11: too few, with --undecided fail.
+    The first look shows acceptance, load and step times. To test predicted speedups before you serve, use validate. Exit
+    code 0: as predicted, or too few rounds to tell; 13: it differs; 11: too few, with --undecided fail.
     """
+    from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.commands.diagnose import diagnose as diagnosed
-    from alphaprof.commands.diagnose import require_as_predicted, shares_of
+    from alphaprof.commands.diagnose import require_as_predicted, require_run, shares_of
+    from alphaprof.commands.first_look import first_look
     from alphaprof.run.reader import side_of
+    from alphaprof.servers.files import ADDRESS
 
-    shares = shares_of(acceptance) if acceptance is not None else ()
-    answer = diagnosed(side_of(run), server or (), plain or (), shares, rounds, gamma, domain, model)
+    with ConsoleProgress() as progress, interruptible(None):
+        if seconds is not None:
+            progress.start(f"reading {places[-1]}", round(seconds), "s")
+        if places[0].startswith(ADDRESS) or Path(places[0]).is_file():
+            need = {"--acceptance": acceptance, "--rounds": rounds, "--plain": plain, "--gamma": gamma, "--domain": domain}
+            require_run(need | {"--undecided": undecided == "fail"})
+            show(first_look(places, label or (), seconds, progress.advance), form, out)
+            return
+        shares = shares_of(acceptance) if acceptance is not None else ()
+        server = (places[1:], plain or (), shares, rounds, gamma, domain, label or (), seconds, progress.advance)
+        answer = diagnosed(side_of(places[0]), *server)
     show(answer, form, out)
     require_as_predicted(answer, undecided_fails=undecided == "fail")

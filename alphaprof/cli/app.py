@@ -30,7 +30,6 @@ app = Typer(
 )
 for group in (measuring.group, answering.group, measuring.heads_group, exchange.group, tools.group):  # as `--help` has them
     app.registered_commands += group.registered_commands
-app.add_typer(exchange.import_group, name="import")
 
 
 def _version(wanted: bool) -> None:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 INTERRUPTED, TERMINATED = 130, 143  # exit codes of shells for SIGINT and SIGTERM
-ASKED, HOW, OUTPUT, SERVED = "Question", "Method", "Output", "How it was served"
-PANELS = (SERVED, ASKED, HOW, OUTPUT)  # of options in `--help`, from top to bottom; an option is ASKED by default
-how, output, served = (partial(Option, rich_help_panel=panel) for panel in (HOW, OUTPUT, SERVED))
+ASKED, HOW, OUTPUT, SERVED, TEXTS = "Question", "Method", "Output", "How it was served", "Prompts and answers alone"
+PANELS = (SERVED, ASKED, HOW, TEXTS, OUTPUT)  # of options in `--help`, from top to bottom; an option is ASKED by default
+how, output, served, texts = (partial(Option, rich_help_panel=panel) for panel in (HOW, OUTPUT, SERVED, TEXTS))
 
 EVERY = ("terminal", "md", "html", "json")  # formats of every answer
 SUFFIXES = {

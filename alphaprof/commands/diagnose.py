@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,23 +20,11 @@ from alphaprof.errors import (
     CheckUndecided,
     ColumnMissing,
     DataEmpty,
-    DataUnreadable,
     NotComparable,
     OptionInvalid,
     OutsideTolerance,
     cut,
     shown,
-)
-from alphaprof.profiling.engine.pages import (
-    ADDRESS,
-    GAP,
-    read,
-    require_one_server,
-    rounds_in,
-    server_of,
-    sums_of,
-    times_of,
-    value_of,
 )
 from alphaprof.profiling.engine.server import answer_of, arguments_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
@@ -48,6 +36,8 @@ from alphaprof.report.speeds import speedup_interval
 from alphaprof.report.stopping import settled
 from alphaprof.run.manifest import CHAIN
 from alphaprof.run.reader import Run, RunDraft, side_of
+from alphaprof.servers.files import ADDRESS, Page
+from alphaprof.servers.pages import GAP, counted, read_pages, rounds_of, times_of
 from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, small_sample
 from alphaprof.stats.student import quantile
 from alphaprof.totals.count import by_chance
@@ -200,6 +190,12 @@ def require_as_predicted(answer: Diagnosis, undecided_fails: bool) -> None:
         raise CheckUndecided(f"too few rounds to tell: {answer.reason}", next_step(answer))
 
 
+def require_run(given: Mapping[str, object]) -> None:
+    """Raise `OptionInvalid` if one of these options is given without a run."""
+    if named := [name for name, value in given.items() if value]:
+        raise OptionInvalid(f"{named[0]} needs a run that predicts the server", "name it first: alphaprof diagnose RUN PAGE")
+
+
 @dataclass(frozen=True)
 class Served:
     """What a server counted, or what a run predicts of one. By independent unit [units], and depth [units, gamma]: `rounds`
@@ -261,19 +257,22 @@ def diagnose(
     rounds: int | None = None,
     gamma: int | None = None,
     domain: str | None = None,
-    model: str | None = None,
+    labels: Sequence[str] = (),
+    seconds: float | None = None,
+    tick: Callable[[float], object] = float,
 ) -> Diagnosis:
     """Hold what a run predicts of one draft against what a server counted: `pages` (an address or a page, which count since
     the server started; two pages, whose difference counts; or a run that was imported of its requests), or `shares` of
     `rounds` that accepted the first 1, 2, ... drafts. `plain`: pages without speculation; `gamma`: what was decided;
-    `model`: which one, if a page counts several. Raises `OptionInvalid`, `NotComparable`, and what unreadable pages do.
+    `labels`, `seconds` and `tick`: as `counted` and `read_pages` have them. Raises `OptionInvalid`, `NotComparable`,
+    and what unreadable pages do.
     """
     if bool(pages) == bool(shares):
         raise OptionInvalid("name what a server counted, once", "give an address, pages, an imported run, or --acceptance")
     if len(pages) == 1 and Path(pages[0]).is_dir():
         known = served_run(side_of(pages[0]), None, None)
     elif pages:
-        known = counted(pages, model, gamma)
+        known = served_counts(read_pages(pages, seconds, tick), cut(pages[-1]), labels, gamma)
     else:
         chain = float(rounds or ASSUMED) * np.array([[1.0, *shares]])
         known = Served("--acceptance", chain[:, 0], chain[:, :-1], chain[:, 1:], float(chain[:, 1:].sum()))
@@ -335,7 +334,7 @@ def diagnose(
         measured_length=lengths[1],
         depths=depths,
         causes=tuple(causes),
-        speeds=tuple(speeds_of(run, known, plain_times(plain, model))) if plain else (),
+        speeds=tuple(speeds_of(run, known, plain_times(plain, labels))) if plain else (),
     )
 
 
@@ -475,46 +474,30 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
     )
 
 
-def counted(pages: Sequence[str], model: str | None, gamma: int | None) -> Served:
-    """Return what an address or a page has counted since the server started, or two pages since the first. Raises
-    `DataUnreadable`, `DataEmpty`, `ColumnMissing`, and `OptionInvalid` for a model that is not there, or not named.
+def served_counts(pages: Sequence[Page], where: str, labels: Sequence[str], gamma: int | None) -> Served:
+    """Return what an address or a page has counted since the server started, or two pages since the first; `gamma`: drafts
+    of a round, if the page does not tell. Raises what `counted` and `rounds_of` do, and `DataEmpty`.
     """
-    (page, reset), where = read(pages), cut(pages[-1])
-    models = {name: sums_of(page, name) for name in sorted({value_of(key, "model_name") for key in page})}
-    speculates = {name: sums for name, sums in models.items() if not {"rounds", "emitted"}.isdisjoint(sums)}
-    if not speculates:
-        unknown = any({"drafted", "length"} & sums.keys() for sums in models.values())
-        problem = "does not count rounds" if unknown else f"counts no speculative decoding: {server_of(page)} has it off"
-        hint = "import logged requests, or give --acceptance" if unknown else "start the server with speculation"
-        raise ColumnMissing(f"{where} {problem}", hint)
-    busy = [
-        name
-        for name, sums in speculates.items()
-        if sums.get("rounds", 0.0) + sums.get("emitted", 0.0) > 0 and model in (None, name)
-    ]
-    if len(busy) > 1 or (model is not None and model not in models):
-        raise OptionInvalid(f"{where} counts the models {', '.join(models)}", "name one of them: --model NAME")
-    if not busy:
+    found = counted(pages, where, labels)
+    rounds, sums = rounds_of(found, where, gamma), found.sums
+    if rounds is None and not {"rounds", "emitted"} & sums.keys():
+        problem = f"{where} counts no speculative decoding: {found.server} has it off"
+        raise ColumnMissing(problem, "start the server with speculation")
+    if rounds is None:
         raise DataEmpty(f"{where}: no round was counted", "send requests first; a second page has to be the later one")
-    sums, page = models[busy[0]], {key: count for key, count in page.items() if value_of(key, "model_name") == busy[0]}
-    require_one_server((key for key, count in page.items() if count > 0), f"{where} counts", "save the page of one of them")
-    told, kept, most, places = rounds_in(sums, min(engine for engine, _, _ in page))
-    rounds, length = told or 0.0, most or gamma
-    if length is None:
+    if not rounds.drafts:
+        raise ColumnMissing(f"{where} does not count rounds", "import logged requests, or give --acceptance")
+    if rounds.gamma is None:
         raise OptionInvalid(f"{where} does not tell how many tokens a round drafts", "name the served gamma: --gamma N")
-    falls = all(later <= earlier * 1.01 for earlier, later in pairwise([rounds, *places]))
-    if not falls or not 0 <= kept <= length * rounds * 1.01 or rounds <= 0:
-        problem = f"{where}: {rounds:.0f} rounds accepted {kept:.0f} drafts, by position {places[:8]}"
-        raise DataUnreadable(f"{problem}: these contradict each other", "name gamma with --gamma, or save the page again")
-    accepted = np.array([places]) if places else np.full((1, length), np.nan)
-    requests = int(sums["requests"]) or None
+    shares = np.array([rounds.marginal or [np.nan] * rounds.gamma])
+    requests = int(sums.get("requests", 0.0)) or None
     return Served(
-        about=f"{server_of(page)}, {where}{', reset between the pages' if reset else ''}",
-        rounds=np.array([rounds]),
-        tested=np.hstack([[[rounds]], accepted[:, :-1]]),
-        accepted=accepted,
-        kept=kept,
-        drafted=float(sums["drafted"]) or None,
+        about=f"{found.server}, {where}{', reset between the pages' if found.reset else ''}",
+        rounds=np.array([float(rounds.drafts)]),
+        tested=rounds.drafts * np.hstack([[[1.0]], shares[:, :-1]]),
+        accepted=rounds.drafts * shares,
+        kept=float(rounds.accepted),
+        drafted=rounds.drafted,
         requests=requests,
         prompts=np.array([sums["prompt"] / requests]) if requests and "prompt" in sums else None,
         times=times_of(sums),
@@ -629,9 +612,9 @@ def digests_of(place: str) -> list[str]:
     return sorted(sha256_of([*paths, Path(place, "config.json")] if os.path.isdir(place) else [Path(place)]))
 
 
-def plain_times(pages: Sequence[str], model: str | None) -> dict[str, float | None]:
+def plain_times(pages: Sequence[str], labels: Sequence[str]) -> dict[str, float | None]:
     """Return the times of a server without speculation. Raises `OptionInvalid` if it speculates."""
-    sums = sums_of(read(pages)[0], model)
+    sums = counted(read_pages(pages), cut(pages[-1]), labels).sums
     if any(sums.get(name) for name in ("rounds", "emitted", "drafted")):
         raise OptionInvalid(f"--plain {cut(pages[-1])} counts speculative decoding", "give a page of the server without it")
     return times_of(sums)

@@ -29,7 +29,7 @@ from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import AlphaprofError
 from alphaprof.run.place import TRAINING
 from alphaprof.run.reader import Run
-from tests.commands import test_import_prometheus as prometheus
+from tests.commands import test_first_look as prometheus
 from tests.commands import test_import_sglang as sglang
 from tests.commands.test_import import counted, response
 from tests.costs.test_roofline import LLAMA

@@ -109,7 +109,9 @@ def test_bash_completes_commands_and_options_once_completion_is_installed(
     assert ended.stdout.split() == completed, (tmp_path / "errors").read_text()
 
 
-SERVERS = re.compile(r"--(speculative|per-request|address|enable-metrics)|llama-gguf-split --")  # options of engines and Ray
+SERVERS = re.compile(
+    r"--(speculative|per-request|address|enable-metrics|model$)|llama-gguf-split --"
+)  # options of engines and Ray
 
 
 def test_every_option_that_a_text_names_is_one_of_the_command_that_it_is_about() -> None:

@@ -135,7 +135,7 @@ def logged(folder: Path, rounds: tuple[int, ...], plain: int) -> Run:
     folder.mkdir()
     path = folder / "log.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = CliRunner().invoke(app, ["import", "vllm", str(path), "--rule", "strict", "--out", str(folder / "run")])
+    result = CliRunner().invoke(app, ["import", str(path), "--rule", "strict", "--out", str(folder / "run")])
     assert result.exception is None, result.exception
     return Run.open(folder / "run")
 

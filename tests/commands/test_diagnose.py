@@ -29,10 +29,10 @@ from alphaprof.commands.diagnose import (
     shape_of,
 )
 from alphaprof.errors import AlphaprofError
-from alphaprof.profiling.engine.pages import bucket_quantile
 from alphaprof.run.reader import Run, RunDraft
+from alphaprof.servers.pages import bucket_quantile
+from tests.commands.test_first_look import page
 from tests.commands.test_import import as_requests, counted, failure, imported, invoke, response
-from tests.commands.test_import_prometheus import page
 from tests.loops import each
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -324,12 +324,12 @@ def test_engines_are_added_up_and_models_are_not(side: RunDraft, tmp_path: Path)
     right, path = shares_of(side, 3), tmp_path / "page.txt"
     both = as_page(right, 4000) + as_page([0.2, 0.1, 0.1], model="other")
     path.write_text(both + as_page(right, 6000).replace('engine="0"', 'engine="1"'))
-    with pytest.raises(AlphaprofError, match="counts the models other, served/target") as caught:
+    with pytest.raises(AlphaprofError, match="counts 2 models: other, served/target") as caught:
         diagnose(side, [str(path)])
-    assert "--model" in caught.value.hint
-    answer = diagnose(side, [str(path)], model="served/target")
+    assert "--label model_name=other" in caught.value.hint
+    answer = diagnose(side, [str(path)], labels=["model_name=served/target"])
     assert (answer.rounds, answer.outcome) == (10000, "as_predicted")
-    assert diagnose(side, [str(path)], model="other").outcome == "differs"
+    assert diagnose(side, [str(path)], labels=["model_name=other"]).outcome == "differs"
     path.write_text(as_page(right) + lines("llamacpp:", spec_decode_num_drafts_total=0))
     assert diagnose(side, [str(path)]).server.startswith("vLLM,")
     path.write_text("".join(as_page(right).replace('engine="0"', f'engine="0",instance="{host}"') for host in "ab"))
@@ -367,9 +367,13 @@ def test_counters_that_were_reset_or_came_late_count_from_zero(side: RunDraft, t
 @each(
     ("content", "exit_code", "words"),
     [
-        ('{"metrics": {}}', 3, "holds JSON, not a metrics page.*alphaprof import vllm"),
+        ('{"metrics": {}}', 3, "holds JSON, not a metrics page.*alphaprof import"),
         ("vllm:generation_tokens_total 12\n", 3, "counts no speculative decoding: vLLM has it off.*with speculation"),
-        ("sglang:spec_accept_length 2.4\nsglang:generation_tokens_total 9\n", 3, "does not count rounds.*--acceptance"),
+        (
+            "sglang:spec_accept_length 2.4\nsglang:generation_tokens_total 9\n",
+            3,
+            "does not count rounds.*import logged",
+        ),
         ("python_gc_objects_collected_total 1\n", 3, "has no counter of vLLM, SGLang or llama.cpp.*curl"),
         ("not a page\n", 3, "is not a metrics page"),
         (page({"0": []}), 3, "no round was counted.*send requests first"),

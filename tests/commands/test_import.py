@@ -94,7 +94,7 @@ def imported(folder: Path, rows: Sequence[Any], *options: object, name: str = "r
     """The run of some lines."""
     path = folder / f"{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = invoke("import", "vllm", path, *(options or STRICT), "--out", folder / name)
+    result = invoke("import", path, *(options or STRICT), "--out", folder / name)
     if result.exception:
         raise result.exception
     return Run.open(folder / name)
@@ -724,7 +724,7 @@ BROKEN: tuple[tuple[Any, str], ...] = (
 def test_a_line_that_cannot_be_meant_is_refused_with_its_number(row: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(f"\n{json.dumps(row)}\n")
-    code, text = failure(invoke("import", "vllm", path, *STRICT, "--out", tmp_path / "run"))
+    code, text = failure(invoke("import", path, *STRICT, "--out", tmp_path / "run"))
     assert (code, f"{path}, line 2: " in text) == (3, True)
     assert words in text
     assert not (tmp_path / "run").exists()
@@ -742,7 +742,7 @@ UNREADABLE = (
 def test_a_line_that_is_no_json_object_is_refused_with_its_number(line: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(json.dumps(response()).encode() + b"\n" + line)
-    code, text = failure(invoke("import", "vllm", path, *STRICT, "--out", tmp_path / "run"))
+    code, text = failure(invoke("import", path, *STRICT, "--out", tmp_path / "run"))
     assert (code, "line 2: " in text, words in text) == (3, True, True)
 
 
@@ -854,7 +854,7 @@ def test_each_file_may_be_a_domain(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("one.jsonl", "two.jsonl")]
     for number, path in enumerate(paths):
         path.write_text(json.dumps(response(number)))
-    result = invoke("import", "vllm", *paths, *STRICT, "--domain", "code", "--domain", "chat", "--out", tmp_path / "run")
+    result = invoke("import", *paths, *STRICT, "--domain", "code", "--domain", "chat", "--out", tmp_path / "run")
     assert result.exit_code == 0
     assert [result.domain for result in build_report(Run.open(tmp_path / "run")).results] == ["code", "chat"]
 
@@ -878,6 +878,6 @@ def test_names_from_the_log_mean_nothing_but_themselves(tmp_path: Path) -> None:
     for text in outputs:
         assert text
         assert all(char.isprintable() or char == "\n" for char in text)
-    result = invoke("import", "vllm", tmp_path / "run.jsonl", *STRICT, "--domain-key", "x", "--out", tmp_path / "y")
+    result = invoke("import", tmp_path / "run.jsonl", *STRICT, "--domain-key", "x", "--out", tmp_path / "y")
     code, text = failure(result)
     assert (code, len(text) < 1000 + len(str(tmp_path))) == (3, True)

@@ -138,7 +138,7 @@ def written(folder: Path, rows: Sequence[Any], name: str = "run") -> Path:
 
 def imported(folder: Path, rows: Sequence[Any], *options: object, name: str = "run") -> Run:
     """The run of some lines."""
-    result = invoke("import", "sglang", written(folder, rows, name), *(options or CHAIN), "--out", folder / name)
+    result = invoke("import", written(folder, rows, name), *(options or CHAIN), "--out", folder / name)
     if result.exception:
         raise result.exception
     return Run.open(folder / name)
@@ -167,7 +167,7 @@ def test_rounds_are_those_that_vllm_would_have_logged(case: tuple[int, list[int]
 
 def test_the_run_reports_what_the_answers_count(tmp_path: Path) -> None:
     path, out = written(tmp_path, [answer(1) | {"domain": "code"}, [answer(2), answer(3)]]), tmp_path / "the run"
-    result = invoke("import", "sglang", path, *CHAIN, "--out", out)
+    result = invoke("import", path, *CHAIN, "--out", out)
     assert result.exit_code == 0
     assert "3 requests, 318 tokens, gamma 5. Next: alphaprof report '" in result.stdout
     report = build_report(Run.open(out))
@@ -282,7 +282,7 @@ BROKEN: tuple[tuple[Any, str], ...] = (
 def test_an_answer_that_cannot_be_meant_is_refused_with_its_line(row: Any, words: str, tmp_path: Path) -> None:
     path = written(tmp_path, [row])
     path.write_text("\n" + path.read_text())
-    code, text = failure(invoke("import", "sglang", path, *CHAIN, "--out", tmp_path / "run"))
+    code, text = failure(invoke("import", path, *CHAIN, "--out", tmp_path / "run"))
     assert (code, f"{path}, line 2: " in text, words in text) == (3, True, True)
     assert not (tmp_path / "run").exists()
 
@@ -316,7 +316,7 @@ def test_requests_without_rounds_are_left_out_and_counted(tmp_path: Path) -> Non
     aborted = answer(4, **none, finish_reason={"type": "abort", "message": "cancelled"})
     failed = [{"error": {"message": "no"}}, {"custom_id": "c", "response": {"status_code": 400, "body": {}}, "error": None}]
     path = written(tmp_path, [answer(1), brief, aborted, *failed, {"object": "error", "message": "no"}, plain])
-    code, text = failure(invoke("import", "sglang", path, *CHAIN, "--out", tmp_path / "run"))
+    code, text = failure(invoke("import", path, *CHAIN, "--out", tmp_path / "run"))
     assert (code, "line 7: no spec_verify_ct" in text, "--leave-out" in text) == (3, True, True)
     run = imported(tmp_path, [answer(1), brief, aborted, *failed, plain], *CHAIN, "--leave-out")
     assert run.manifest.documents == 1

@@ -38,7 +38,7 @@ def log(folder: Path, pairs: Sequence[Pair], name: str = "log", **more: Any) -> 
 
 
 def imported(folder: Path, path: Path, *options: object, name: str = "run") -> Run:
-    result = invoke("import", "texts", path, *options, "--out", folder / name)
+    result = invoke("import", path, *options, "--out", folder / name)
     if result.exception:
         raise result.exception
     run = Run.open(folder / name)
@@ -186,15 +186,19 @@ def test_a_line_is_read_as_servers_and_people_write_it(tmp_path: Path, row: Any,
         ({"prompt_token_ids": [1], "token_ids": [2]}, ("--set", "target.dtype=auto"), "can only change decision.*, costs.*"),
         ({"prompt_token_ids": [1], "token_ids": [2]}, ("--set", "costs.source=measured"), "cannot be measured afterwards"),
         ({"prompt_token_ids": [1], "token_ids": [2]}, ("--domain-key", "kind"), "'kind' is missing"),
-        ({"prompt_token_ids": [1], "choices": 3}, (), "prompt_token_ids or token_ids are missing"),
-        ({"prompt_token_ids": [1], "choices": [[2], None]}, (), "prompt_token_ids or token_ids are missing"),
+        ({"prompt_token_ids": [1], "choices": 3}, ("--format", "texts"), "prompt_token_ids or token_ids are missing"),
+        (
+            {"prompt_token_ids": [1], "choices": [[2], None]},
+            ("--format", "texts"),
+            "prompt_token_ids or token_ids are missing",
+        ),
         ([[1], {"token_ids": [2]}], (), "prompt_token_ids or token_ids are missing"),
     ],
 )
 def test_what_cannot_be_read_is_said_with_file_and_line(tmp_path: Path, row: Any, options: Any, expected: str) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    code, said = failure(invoke("import", "texts", path, *options, "--out", tmp_path / "run"))
+    code, said = failure(invoke("import", path, *options, "--out", tmp_path / "run"))
     assert expected in said
     assert code in (2, 3)
     assert not (tmp_path / "run").exists()
@@ -263,7 +267,7 @@ def test_what_only_the_target_knows_is_unknown(tmp_path: Path) -> None:
 
 
 def test_no_model_library_is_imported(tmp_path: Path) -> None:
-    arguments = ["import", "texts", str(log(tmp_path, repetitive(3))), "--out", str(tmp_path / "run")]
+    arguments = ["import", str(log(tmp_path, repetitive(3))), "--out", str(tmp_path / "run")]
     code = (
         "import sys; from alphaprof.cli.app import app\n"
         f"try: app({arguments!r})\n"

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.doctor import Doctor
 from alphaprof.commands.dry_run import DryRun, Finding
-from alphaprof.commands.importing.counters import CountedRounds, Counters
+from alphaprof.commands.first_look import Counters
 from alphaprof.commands.latency import Latency
-from alphaprof.profiling.engine.pages import ServerTraffic
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.blocks import Table
+from alphaprof.servers.pages import CountedRounds, ServerTraffic
 from tests.report.test_report_costs import timed
 from tests.reporting import HOSTILE
 from tests.synthetic import Recipe, write_run

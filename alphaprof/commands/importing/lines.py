@@ -5,22 +5,27 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from alphaprof.errors import DataUnreadable, cut, shown
-from alphaprof.profiling.engine.pages import FIRST_LOOK, GZIP, Format, format_of
+from alphaprof.errors import DataUnreadable, OptionInvalid, cut, shown
+from alphaprof.servers.files import ADDRESS, GZIP, Format, format_of
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # up to what the log's columns hold
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 Fields = Mapping[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
-LOOKED_AT = 1000  # first lines of a file that is not JSON, by which its kind is recognized
+LOOKED_AT = 1000  # first lines of a file, by which its kind is recognized
+DIAGNOSE = "alphaprof diagnose FILE shows what it counts; alphaprof diagnose RUN FILE compares it with a run"
+# What lines that count no rounds are read as, so that the reader says what is missing.
+LIKE = {"texts": '"prompt_token_ids".*"token_ids"|"token_ids".*"prompt_token_ids"', "sglang": '"(meta_info|sglext)"'}
+LIKE |= {"vllm": '"(choices|usage|object|spec_decode_metrics)"'}
 MERGE = "merge the chunks of each request into one line: the first and last are needed (see docs/import.md)"
 
 
@@ -47,7 +52,7 @@ class Line:
 
     def other(self, kind: Format) -> DataUnreadable:
         """Return that this line is of a file that is not imported, and what to do with that."""
-        return self.refuse(f"this is {kind.about}", (kind.next or FIRST_LOOK).replace("FILE", cut(str(self.path))))
+        return self.refuse(f"this is {kind.about}", (kind.next or DIAGNOSE).replace("FILE", cut(str(self.path))))
 
     def read(self, model: type[Model], fields: Fields) -> Model:
         """Return fields as `model` declares them; null is missing. Raises `DataUnreadable` for the first that differs."""
@@ -99,6 +104,35 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
     except (OSError, EOFError, zlib.error) as error:
         problem = f"cannot read {cut(str(path))}: {getattr(error, 'strerror', None) or error}"
         raise DataUnreadable(problem, "give a JSON Lines file") from None
+
+
+def kind_of(files: Sequence[str], texts: bool | None) -> str:
+    """Return what some files are: vllm, sglang or texts; `texts`: whether a file without counts is taken for texts (None: by
+    what it looks like). Raises `DataUnreadable`, also for a file that is not imported, and `OptionInvalid` for an address,
+    and for files of several kinds.
+    """
+    if address := next((file for file in files if file.startswith(ADDRESS)), None):
+        raise OptionInvalid(f"{cut(address)} is a server, not a file of requests", DIAGNOSE.replace("FILE", cut(address)))
+    kinds = {_kind_of(Path(file), texts): file for file in files}
+    if len(kinds) > 1:
+        named = ", ".join(f"{cut(file)} ({kind})" for kind, file in kinds.items())
+        raise OptionInvalid(f"the files are of several kinds: {named}", "import each kind alone, or name one: --format")
+    return next(iter(kinds))
+
+
+def _kind_of(path: Path, texts: bool | None) -> str:
+    """Return what a file is, by its first line that counts rounds, else by what its lines look like."""
+    like = {"texts"} if texts else set[str]()
+    for line in itertools.islice(json_lines(path, len), LOOKED_AT):
+        text = json.dumps(line.fields)
+        if (kind := format_of(text)) is not None:
+            if not kind.reader:
+                raise line.other(kind)
+            return kind.reader
+        like |= {reader for reader, sign in LIKE.items() if re.search(sign, text)}
+    if texts is False:
+        return "sglang" if "sglang" in like else "vllm"
+    return next((reader for reader in LIKE if reader in like), "texts")
 
 
 def group(fields: Fields, name: str) -> Fields:

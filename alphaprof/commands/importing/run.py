@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,19 @@ from alphaprof.run.notes import note
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import DEPTH_COUNTS, DOCUMENT_COLUMNS, arrow_schema, depth_names, imported_totals_columns
 from alphaprof.run.writer import RunWriter
+from alphaprof.servers.pages import SERVERS
 from alphaprof.version import __version__
 
 MOST_DOMAINS = 200  # more are no domains
-READERS = {"vLLM": vllm, "SGLang": sglang}  # what reads the answers of a line, and the request of an answer
+READERS = {"vllm": vllm, "sglang": sglang}  # what reads the answers of a line, and the request of an answer
 DECIDED = ("decision.rule=", "costs.source=roofline")  # the rule is the engine's, and shapes are not known
 
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What `alphaprof import` is asked for. `engine`: a name of `READERS`; `sampling` None: greedily; `gamma` None: what the
-    metrics say; `target` None: the model of the responses; `domains`: one name for all files, or one for each; `domain_key`,
-    `cluster_key`: fields of the lines; `drafting`: see `run.manifest.Imported`.
+    """What `alphaprof import` is asked for. `engine`: a key of `READERS`, or texts; `sampling` None: greedily; `gamma` None:
+    what the metrics say; `target` None: the model of the responses; `domains`: one name for all files, or one for each;
+    `domain_key`, `cluster_key`: fields of the lines; `drafting`: see `run.manifest.Imported`.
     """
 
     engine: str
@@ -95,7 +96,7 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         if not read.requests:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "the files are empty"
             most = max(read.left_out, key=read.left_out.__getitem__, default="")
-            hint = read.advice.get(most, f"see docs/import.md for how to get metrics from {asked.engine}")
+            hint = read.advice.get(most, f"see docs/import.md for how to get metrics from {SERVERS[asked.engine]}")
             raise DataEmpty(f"no request to import: {reasons}", hint)
         manifest, imported = _imported_manifest(asked, read)
         run.manifest = manifest
@@ -103,6 +104,26 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         run.write_table(DOCUMENTS, _documents_table(read.requests, imported, read.digest.hexdigest()), DOCUMENT_COLUMNS)
         run.begin(manifest)
         return run
+
+
+def require_known(kind: str, served: Mapping[str, Any], lookup: Mapping[str, Any], gammas: Sequence[int] | None) -> None:
+    """Raise `OptionInvalid` for options that files of this kind do not have, or lack. `served`: options about how requests
+    were served; `lookup`: those of prompt lookup in texts.
+    """
+    for name, value in (served if kind == "texts" else lookup).items():
+        if value:
+            about = "texts" if kind == "texts" else f"requests of {SERVERS[kind]}"
+            raise OptionInvalid(f"{name} does not apply to {about}", "leave it out, or name what the files are: --format")
+    if kind != "texts" and not served["--rule"]:
+        hint = "add --rule strict (temperature 0), or one_hot, lossless or block with --temperature"
+        raise OptionInvalid("requests do not tell the acceptance rule of the engine", hint)
+    if kind == "sglang" and not served["--drafting"]:
+        hint = "add --drafting chain (--speculative-eagle-topk 1), tree or adaptive"
+        raise OptionInvalid("SGLang's counts do not tell what a round drafts", hint)
+    if kind == "vllm" and served["--drafting"] not in (None, CHAIN):
+        raise OptionInvalid("vLLM drafts chains", "leave out --drafting")
+    if kind != "texts" and len(gammas or ()) > 1:
+        raise OptionInvalid("requests have one --gamma, as served", "give it once")
 
 
 def sampling_of(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
@@ -241,7 +262,7 @@ def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[st
 def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
     requests, gamma = read.requests, read.requests[0].rounds.gamma
     imported = Imported(
-        engine=asked.engine,
+        engine=SERVERS[asked.engine],
         files=tuple(str(path) for path in asked.files),
         rule=asked.rule,
         gamma=gamma,

@@ -23,8 +23,8 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from alphaprof.commands.importing.lines import Count, Fields, LeftOut, Line, error_in, failure, group, unwrapped
 from alphaprof.commands.importing.vllm import MOST_DRAFTED, EngineRequest, counted_request, prompt_of
-from alphaprof.profiling.engine.pages import format_of
 from alphaprof.run.manifest import CHAIN, Drafting
+from alphaprof.servers.files import format_of
 
 ROUNDS, DETAILS = "spec_verify_ct", "spec_tokens_details"
 CORRECT = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")  # the newest first, as below

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import AliasChoices, BaseModel, Field
 
 from alphaprof.commands.importing.lines import MERGE, Count, Fields, LeftOut, Line, Name, failure, group, unwrapped
-from alphaprof.profiling.engine.pages import format_of
 from alphaprof.run.manifest import CHAIN, Drafting
+from alphaprof.servers.files import format_of
 
 Array = np.ndarray[Any, Any]
 METRICS = ("speculative_decoding", "spec_decode_metrics")

@@ -71,7 +71,7 @@ WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_la
 LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
 # Of the target, kept by trainers; tables that newer versions compute.
 IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
-ENGINE = "serve it with an engine that supports it, and import its logs: alphaprof import vllm"
+ENGINE = "serve it with an engine that supports it, and import what it logs: alphaprof import"
 OFFSETS = "store offsets in d2t (draft id j is target id j + d2t[j]), and one flag per target id in t2d"
 CHECKPOINT, SGLANG = "checkpoint", "SGLang"  # who reads files: as they mean it, or as an engine takes them
 ENGINES = (VLLM, SGLANG)

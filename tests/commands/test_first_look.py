@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaprof.commands.importing.counters import CountedRounds, Counters, counters_of
+from alphaprof.commands.first_look import Counters, first_look
 from alphaprof.errors import AlphaprofError
-from alphaprof.profiling.engine.pages import read_pages
+from alphaprof.servers.pages import CountedRounds, read_pages, traffic_of
+from alphaprof.servers.pages import counted as counted_in
 from tests.commands.test_import import failure, invoke
 from tests.loops import each
 from tests.reporting import HOSTILE
@@ -67,12 +68,12 @@ def saved(folder: Path, before: str | bytes, after: str | bytes) -> tuple[Path, 
     return paths
 
 
+def counted(paths: Sequence[Path]) -> Counters:
+    return first_look([str(path) for path in paths])
+
+
 def rise(folder: Path, before: str | bytes, after: str | bytes) -> Counters:
     return counted(saved(folder, before, after))
-
-
-def counted(paths: Sequence[Path]) -> Counters:
-    return counters_of(read_pages([str(path) for path in paths]))
 
 
 def speculation(counters: Counters) -> CountedRounds:
@@ -81,7 +82,7 @@ def speculation(counters: Counters) -> CountedRounds:
 
 
 def test_what_rose_is_the_acceptance_of_the_rounds_in_between(tmp_path: Path) -> None:
-    result = invoke("import", "prometheus", *saved(tmp_path, BEFORE, AFTER), "--format", "json")
+    result = invoke("diagnose", *saved(tmp_path, BEFORE, AFTER), "--format", "json")
     content = json.loads(result.stdout)
     assert (content["target"], content["engines"], content["traffic"]) == ("served/target", 1, None)
     content = content["speculation"]
@@ -96,7 +97,7 @@ def test_what_rose_is_the_acceptance_of_the_rounds_in_between(tmp_path: Path) ->
 def test_there_is_no_interval_and_never_a_verdict(tmp_path: Path) -> None:
     perfect = page({"0": [*WARM, *[(3, 3)] * 100_000]})
     out = tmp_path / "answer.txt"
-    result = invoke("import", "prometheus", *saved(tmp_path, BEFORE, perfect), "--out", out)
+    result = invoke("diagnose", *saved(tmp_path, BEFORE, perfect), "--out", out)
     text = out.read_text()
     assert (result.exit_code, result.stdout) == (0, "")
     first, second, *_ = text.splitlines()
@@ -142,7 +143,7 @@ def test_conditional_acceptance_is_not_always_known(
     paths = saved(tmp_path, BEFORE, page({"0": [*WARM, *rounds]}))
     found = speculation(counted(paths))
     assert (list(found.marginal), list(found.conditional)) == (marginal, conditional)
-    assert why in invoke("import", "prometheus", *paths).stdout
+    assert why in invoke("diagnose", *paths).stdout
 
 
 DRAFTS = 'vllm:spec_decode_num_drafts_total{engine="0",model_name="served/target"} 45.0'
@@ -181,9 +182,9 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
     "fell": (AFTER, BEFORE, SPLIT),
     "another model": (BEFORE, page({"0": LATER}, model="other"), SPLIT),
     "nothing": (AFTER, AFTER, "nothing was decoded between"),
-    "two models": (BEFORE + page({"0": WARM}, model="other"), AFTER + page({"0": LATER}, model="other"), "count 2 models"),
+    "two models": (BEFORE + page({"0": WARM}, model="other"), AFTER + page({"0": LATER}, model="other"), "counts 2 models"),
     "no speculation": (OTHER_LINES, OTHER_LINES, "has no counter of vLLM"),
-    "drafted too much": (BEFORE, edited(" 135.0", " 136.0"), "43 rounds drafted 130 tokens"),
+    "drafted too much": (BEFORE, edited(" 135.0", " 145.0"), "43 rounds drafted 139 tokens"),
     "accepted too often": (BEFORE, edited('position="1"} 4.0', 'position="1"} 9.0'), "contradict each other"),
     "more drafts than memory": (
         "llamacpp:spec_decode_num_drafts 0\n",
@@ -210,8 +211,9 @@ def test_pages_that_say_nothing_together_are_refused(
 
 
 def test_a_page_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.txt").write_text(BEFORE)
     for path in (tmp_path / "none.txt", tmp_path):
-        code, text = failure(invoke("import", "prometheus", path, path))
+        code, text = failure(invoke("diagnose", tmp_path / "page.txt", path))
         assert (code, f"cannot read {path}" in text) == (3, True)
 
 
@@ -219,9 +221,9 @@ def test_a_model_name_means_nothing_but_itself(tmp_path: Path) -> None:
     name = "".join(text for text in HOSTILE.values()).replace("\r", "")
     model = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     paths = saved(tmp_path, page({"0": WARM}, model=model), page({"0": LATER}, model=model))
-    text = invoke("import", "prometheus", *paths).stdout
+    text = invoke("diagnose", *paths).stdout
     assert all(char.isprintable() or char == "\n" for char in text)
-    assert json.loads(invoke("import", "prometheus", *paths, "--format", "json").stdout)["target"] == name
+    assert json.loads(invoke("diagnose", *paths, "--format", "json").stdout)["target"] == name
 
 
 # Two pages of vLLM 0.32.0 on a CPU, with 40 requests of 21 prompt tokens and 60 written ones in between, 3 at a time.
@@ -241,7 +243,7 @@ def test_a_server_without_speculation_shows_its_traffic() -> None:
     page = {line.split("{")[0].split()[0]: float(line.split()[-1]) for line in RECORDED[1].read_text().splitlines()}
     total, gaps = (page[f"vllm:inter_token_latency_seconds_{end}"] for end in ("sum", "count"))
     assert found.traffic.step_ms == pytest.approx(1e3 * total / gaps, rel=0.02)  # nearly all of the server's life
-    lines = invoke("import", "prometheus", *RECORDED).stdout
+    lines = invoke("diagnose", *RECORDED).stdout
     assert "--set decision.concurrency=3 --set costs.concurrency=3 --set costs.context=51" in lines
 
 
@@ -250,19 +252,19 @@ def test_windows_show_how_step_times_vary() -> None:
     middle = {key: (first[key] + last[key]) / 2 for key in first}
     key = next(key for key in middle if key[1] == "gap_sum")
     middle[key] = first[key] + 0.25 * (last[key] - first[key])
-    found = counters_of([first, middle, last], 10.0).traffic
+    found = traffic_of(counted_in([first, middle, last], "pages"), 10.0)
     assert found is not None
     assert found.slowest_ms == pytest.approx((0.5 * (found.step_ms or 0), 1.5 * (found.step_ms or 0)))
 
 
 def test_at_most_two_pages_are_asked_for() -> None:
-    code, text = failure(invoke("import", "prometheus", "one.txt", "two.txt", "three.txt"))
+    code, text = failure(invoke("diagnose", *RECORDED, RECORDED[0]))
     assert (code, "expected an address, or 1 or 2 pages" in text) == (2, True)
 
 
 @pytest.mark.loopback
 def test_an_address_that_does_not_answer_is_refused() -> None:
-    code, text = failure(invoke("import", "prometheus", "http://127.0.0.1:1"))
+    code, text = failure(invoke("diagnose", "http://127.0.0.1:1"))
     assert (code, "http://127.0.0.1:1 does not answer" in text) == (4, True)
 
 
@@ -334,7 +336,7 @@ def test_files_of_counts_are_read(text: str, known: tuple[Any, ...], packed: boo
     length = None if drafts is None else 1 + accepted / drafts
     assert rounds.acceptance_length == (None if length is None else pytest.approx(length))
     words = "acceptance length unknown" if length is None else f"acceptance length {length:.3f} tokens per round"
-    assert words in invoke("import", "prometheus", path).stdout
+    assert words in invoke("diagnose", path).stdout
 
 
 NAMED = {
@@ -355,7 +357,7 @@ NAMED = {
 def test_files_without_sums_are_named(content: str | bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    code, text = failure(invoke("import", "prometheus", path))
+    code, text = failure(invoke("diagnose", path))
     assert (code, words in text) == (3, True)
 
 
@@ -365,7 +367,7 @@ def test_rounds_without_a_draft_do_not_tell_gamma(tmp_path: Path) -> None:
     path.write_text(json.dumps({"timings": {"predicted_n": 61, "draft_n": 75, "draft_n_accepted": 36}}))
     found = speculation(counted([path]))
     assert (found.gamma, found.drafts, found.acceptance_length) == (None, 25, 2.44)
-    assert "gamma" not in invoke("import", "prometheus", path).stdout.splitlines()[0]
+    assert "gamma" not in invoke("diagnose", path).stdout.splitlines()[0]
 
 
 @each(
@@ -376,11 +378,11 @@ def test_long_lines_and_deep_ones_are_read_once(content: str, tmp_path: Path) ->
     """In the square of their length they would take hours."""
     path = tmp_path / "file"
     path.write_text(content)
-    assert failure(invoke("import", "prometheus", path))[0] == 3
+    assert failure(invoke("diagnose", path))[0] == 3
 
 
 ELSEWHERE = {name: text for name, (text, _) in FILES.items()} | {
-    name: text for name, (text, _) in NAMED.items() if isinstance(text, str) and name != "vLLM"
+    name: text for name, (text, _) in NAMED.items() if isinstance(text, str) and name not in ("vLLM", "SGLang")
 }
 ELSEWHERE["vllm bench serve"] = json.dumps(BENCH)  # on one line, as it is written
 
@@ -389,9 +391,9 @@ ELSEWHERE["vllm bench serve"] = json.dumps(BENCH)  # on one line, as it is writt
 def test_requests_of_other_engines_are_named_with_the_next_step(name: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text(ELSEWHERE[name])
-    code, text = failure(invoke("import", "vllm", path, "--rule", "strict", "--out", tmp_path / "run"))
-    next_step = "alphaprof import sglang" if name in ("averages", "SGLang") else "metrics page, or logged answers"
-    next_step = f"alphaprof import prometheus {path}" if name in FILES else next_step
+    code, text = failure(invoke("import", path, "--rule", "strict", "--out", tmp_path / "run"))
+    next_step = "give its metrics page" if name == "averages" else "metrics page, or logged answers"
+    next_step = f"alphaprof diagnose {path} shows" if name in FILES else next_step
     assert (code, "line 1: this is " in text, next_step in text) == (3, True, True)
 
 
@@ -399,7 +401,7 @@ def test_a_text_that_only_mentions_a_format_is_not_taken_for_it(tmp_path: Path) 
     told = json.dumps({"content": json.dumps({"timings": TIMINGS}) + FINISH.replace("'", '"')})
     path = tmp_path / "file"
     path.write_text(told)
-    code, text = failure(invoke("import", "prometheus", path))
+    code, text = failure(invoke("diagnose", path))
     assert (code, "holds JSON, not a metrics page" in text) == (3, True)
 
 
@@ -416,21 +418,21 @@ def test_one_of_several_servers_is_asked_for_by_label(tmp_path: Path) -> None:
     first, second = (labelled(AFTER, job="llm", instance=f"{host}:8000") for host in ("a", "b"))
     other = page({"0": WARM}, model="other")
     path = saved(tmp_path, first + second, first + other)
-    code, text = failure(invoke("import", "prometheus", path[0]))
+    code, text = failure(invoke("diagnose", path[0]))
     assert (code, "2 instances: a:8000, b:8000" in text, "--label instance=a:8000" in text) == (3, True, True)
-    code, text = failure(invoke("import", "prometheus", path[1]))
+    code, text = failure(invoke("diagnose", path[1]))
     assert (code, "2 models: other, served/target" in text) == (3, True)
 
     def rounds(place: Path, *labels: str) -> int:
         asked = [word for label in labels for word in ("--label", label)]
-        answer = json.loads(invoke("import", "prometheus", place, *asked, "--format", "json").stdout)
+        answer = json.loads(invoke("diagnose", place, *asked, "--format", "json").stdout)
         return int(answer["speculation"]["drafts"])
 
     assert rounds(path[0], "instance=a:8000") == len(LATER)
     assert rounds(path[0], "instance=a:8000", "instance=b:8000") == 2 * len(LATER)
     assert rounds(path[1], "model_name=other") == len(WARM)
     for label, words in (("model_name=none", "the pages have engine=0"), ("model_name", "has no value")):
-        code, text = failure(invoke("import", "prometheus", path[1], "--label", label))
+        code, text = failure(invoke("diagnose", path[1], "--label", label))
         assert (code, words in text) == (2, True)
 
 
@@ -442,7 +444,7 @@ def test_counters_that_were_reset_count_from_then_on_and_it_is_said(tmp_path: Pa
         paths = saved(tmp_path, before, after)
         found = counted(paths)
         assert (speculation(found).drafts, len(found.reset)) == (len(ROUNDS) + made, 1)
-        assert "counters of 1 served/target were reset between" in invoke("import", "prometheus", *paths).stdout
+        assert "counters of 1 served/target were reset between" in invoke("diagnose", *paths).stdout
 
 
 def test_a_second_page_without_times_of_creation_is_of_the_same_server(tmp_path: Path) -> None:
@@ -488,9 +490,7 @@ def test_other_engines_and_names_are_read(tmp_path: Path) -> None:
         assert (found.traffic.step_ms if found.traffic else None) == (10.0 if name == "SGLang" else None)
         assert found.traffic is None or found.traffic.prompt_tokens is None  # requests are counted, and not their tokens
     path.write_text(lines["vllm:"])
-    assert (
-        "rounds are not counted here (no vllm:spec_decode_num_drafts_total)" in invoke("import", "prometheus", path).stdout
-    )
+    assert "rounds are not counted here (no vllm:spec_decode_num_drafts_total)" in invoke("diagnose", path).stdout
     path.write_text(sglang + gaps)
-    code, text = failure(invoke("import", "prometheus", path))
+    code, text = failure(invoke("diagnose", path))
     assert (code, "has no sglang:spec_verify_calls_total" in text, "import logged requests" in text) == (3, True, True)
