@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from alphaprof.costs.speedup import Mix
 from alphaprof.errors import (
     AlphaprofError,
     CheckUndecided,
@@ -30,17 +29,13 @@ from alphaprof.profiling.engine.server import answer_of, arguments_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
-from alphaprof.report.asked import Asked
-from alphaprof.report.judge import Judge
+from alphaprof.report.scope import scope_of
 from alphaprof.report.speeds import speedup_interval
-from alphaprof.report.stopping import settled
-from alphaprof.run.manifest import CHAIN
 from alphaprof.run.reader import Run, RunDraft, side_of
 from alphaprof.servers.files import ADDRESS, Page
 from alphaprof.servers.pages import GAP, counted, read_pages, rounds_of, times_of
 from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, small_sample
 from alphaprof.stats.student import quantile
-from alphaprof.totals.count import by_chance
 
 Outcome = Literal["as_predicted", "differs", "too_few"]
 WORDS = {"as_predicted": "AS PREDICTED", "differs": "DIFFERS", "too_few": "TOO FEW ROUNDS"}
@@ -431,33 +426,25 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
     if gamma is None and imported is None:
         raise OptionInvalid(f"{run.path} was not imported from an engine", "give an address, a page or an imported run")
     gamma = gamma or run.gammas[0]
-    asked = settled(Asked.of(run, run.manifest.profile.deciding(side.draft, None, gamma)))
-    judge = Judge.of(asked)
-    pools, given = judge.evidence.candidates[side.draft], asked.question.weights if domain is None else {domain: 1.0}
-    weights = given or dict(judge.evidence.observed)
-    reason = "" if domain in pools else judge.evidence.lacks(weights, side.draft)
-    if imported is not None and imported.drafting != CHAIN:
-        reason = f"it was served with {imported.drafting} drafting"
-    chosen = [(pools[name], share) for name, share in weights.items() if share > 0] if not reason else []
-    if not sum(pool[f"drafted_depths_{gamma}"].sum() for pool, _ in chosen):
-        hint = "name a draft and a domain with rounds of draft chains (alphaprof report lists them)"
-        raise NotComparable(f"{side.label} has no rounds to compare: {reason or 'it drafts nothing there'}", hint)
-    tokens = [float(pool["tokens"].sum()) for pool, _ in chosen]
-    scales = [share * sum(tokens) / own if given else 1.0 for (_, share), own in zip(chosen, tokens, strict=True)]
-    units = np.concatenate([pool.cluster for pool, _ in chosen])
+    scope = scope_of(side, "diagnose", gamma=gamma, domain=domain)
+    pools = list(scope.pools.values())
+    units = np.concatenate([pool.cluster for pool in pools])
 
     def whole(name: str) -> Array:
-        parts = [scale * np.atleast_2d(pool[name].T) for scale, (pool, _) in zip(scales, chosen, strict=True)]
+        parts = [scale * np.atleast_2d(pool[name].T) for scale, pool in zip(scope.scales.values(), pools, strict=True)]
         return np.stack(by_cluster(units, *np.concatenate(parts, axis=1)), axis=-1)
 
     drafted, tested, accepted = (whole(f"{name}_depths_{gamma}") for name in ("drafted", "tested", "accepted"))
+    if not drafted.any():
+        raise NotComparable(
+            f"draft {side.draft} proposes nothing in {scope.label}", "name another draft or domain of the run"
+        )
     if (drafted[:, -1] < drafted[:, 0]).any():  # counters do not tell which drafts were missing
         tested = np.hstack([drafted[:, :1], accepted[:, :-1]])
-    prompts = np.concatenate([pool["prompt_tokens"] for pool, _ in chosen])
+    prompts = np.concatenate([pool["prompt_tokens"] for pool in pools])
     total, number = by_cluster(units, prompts, np.ones(len(prompts)))
-    times = asked.costs.times(asked.question.concurrency).get(side.draft) if asked.costs else None
-    mix = Mix.of(weights) if given else Mix(tuple(weights), None, asked.strata)
-    faster = mix.speedup([pool.counts(gamma) for pool, _ in chosen], times) if times and times.covers(gamma) else None
+    times = scope.costs.times(scope.question.concurrency).get(side.draft) if scope.costs else None
+    faster = scope.mix.speedup([pool.counts(gamma) for pool in pools], times) if times and times.covers(gamma) else None
     return Served(
         about=f"{run.path} ({imported.engine if imported else 'profiled'})",
         rounds=drafted[:, 0],
@@ -468,9 +455,9 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
         drafted=float(drafted.sum()),
         requests=len(prompts),
         prompts=total / number,
-        rule=" and ".join(asked.decisive),
+        rule=scope.rules,
         speedup=speedup_interval(faster, CONFIDENCE),
-        exact=not any(by_chance(item.rule, run.manifest.drafts[side.draft]) for item in judge.pools),
+        exact=scope.exact,
     )
 
 

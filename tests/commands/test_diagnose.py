@@ -397,7 +397,7 @@ def test_a_page_that_tells_nothing_says_what_to_do(
         (("page.txt", "--acceptance", "0.5,0.4,0.3"), "name what a server counted, once"),
         (("--acceptance", "0.5,0.6,0.3"), "does not fall from 1 to 0"),
         (("--acceptance", "high"), "does not fall from 1 to 0"),
-        (("--acceptance", "0.5,0.4,0.3", "--domain", "poems"), "has no rounds to compare"),
+        (("--acceptance", "0.5,0.4,0.3", "--domain", "poems"), "has no domain 'poems'"),
         (("a", "b", "c"), "expected an address, or 1 or 2 pages, got 3"),
     ],
 )

@@ -17,12 +17,12 @@ import pytest
 from scipy.stats import binom
 
 from alphaprof.commands.export.engines import WRITERS, ServedDraft, export, gamma_schedule, serving_command
-from alphaprof.commands.export.scope import scope_of
 from alphaprof.config.engines import FORMATS, VLLM
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import build_report
+from alphaprof.report.scope import scope_of
 from alphaprof.report.serving import paste_formats
 from alphaprof.run.manifest import Imported
 from alphaprof.run.reader import Run, RunDraft

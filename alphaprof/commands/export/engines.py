@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.export.formats import ADAPTIVE, RATES
+from alphaprof.commands.export.formats import ADAPTIVE, RATES, Artefact
 from alphaprof.commands.export.rates import rates_at
-from alphaprof.commands.export.scope import AUTO, Artefact, ExportScope, scope_of
 from alphaprof.config.engines import LLAMACPP, SGLANG, V1, V2, VLLM, Engine, Method, engine_of, vllm_speculation
 from alphaprof.costs.rounds import UNTIMED, free_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import interval
 from alphaprof.report.schedule import GammaByLoad, Schedule
+from alphaprof.report.scope import Scope, scope_of
 from alphaprof.report.serving import why_not_served
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.report.verdict import judge
+from alphaprof.report.verdict import AUTO, judge
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import RunDraft
 
@@ -190,7 +190,7 @@ def export(
     return Artefact(WRITERS[to](served), tuple(notes), tuple(warnings))
 
 
-def gamma_schedule(scope: ExportScope, best: int) -> Schedule | None:
+def gamma_schedule(scope: Scope, best: int) -> Schedule | None:
     """Return the gamma by concurrency as `GammaByLoad.schedule` does, `best` being the decision's; None also if a gamma was
     named, or without step times.
     """
@@ -201,12 +201,12 @@ def gamma_schedule(scope: ExportScope, best: int) -> Schedule | None:
     return load.schedule(scope.question.concurrency, best)
 
 
-def _timed(scope: ExportScope) -> str:
+def _timed(scope: Scope) -> str:
     """Return the concurrencies that were timed, in words."""
     return ", ".join(map(str, scope.costs.concurrencies)) if scope.costs else ""
 
 
-def _assumptions(scope: ExportScope, served: ServedDraft) -> Iterator[str]:
+def _assumptions(scope: Scope, served: ServedDraft) -> Iterator[str]:
     runner = f", model runner {served.method.runner}" if served.method.runner else ""
     yield f"{scope.about}, gamma {served.gamma}, {served.engine}{runner}"
     free = scope.mix.speedup([pool.counts(served.gamma) for pool in scope.pools.values()], free_draft(served.gamma))
@@ -224,7 +224,7 @@ def _assumptions(scope: ExportScope, served: ServedDraft) -> Iterator[str]:
         yield timed
 
 
-def _differences(scope: ExportScope, served: ServedDraft) -> Iterator[str]:
+def _differences(scope: Scope, served: ServedDraft) -> Iterator[str]:
     """Say what the engine does otherwise than the run."""
     engine, facts, manifest = served.engine, served.draft, scope.side.run.manifest
     for trial in facts.trials:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaprof.commands.export import engines
-from alphaprof.commands.export.formats import LENGTHS, RATES, TEXTS
+from alphaprof.commands.export.formats import LENGTHS, RATES, TEXTS, Artefact
 from alphaprof.commands.export.rates import export_lengths, export_rates
-from alphaprof.commands.export.scope import Artefact
 from alphaprof.commands.export.texts import export_texts
 from alphaprof.config.engines import engine_of
 from alphaprof.config.load import changed_question, known_rules

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from alphaprof.config.engines import FORMATS
 
 RATES, LENGTHS, TEXTS, ADAPTIVE = "rates", "inferencex", "texts", "sglang-adaptive"
@@ -11,3 +13,12 @@ ABOUT = {name: f"start options of {engines[0].name}" for name, engines in FORMAT
     LENGTHS: "acceptance length by domain and gamma, as YAML of InferenceX's golden curves",
     TEXTS: "a folder of token ids for head trainers (speculators, SpecForge), split as in alphaprof train",
 }
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A file's text, and what it assumes; `warnings`: where it may not be what a reader takes it for."""
+
+    text: str
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]

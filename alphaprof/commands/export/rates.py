@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from alphaprof.commands.export.formats import LENGTHS, RATES
-from alphaprof.commands.export.scope import Artefact, ExportScope, scope_of
+from alphaprof.commands.export.formats import LENGTHS, RATES, Artefact
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import short, visible
 from alphaprof.render.json import render_json
 from alphaprof.report.result import counted
+from alphaprof.report.scope import Scope, scope_of
 from alphaprof.report.speeds import speedup_interval
 from alphaprof.run.reader import RunDraft
 from alphaprof.stats.estimate import Array, Interval
@@ -117,14 +117,12 @@ def export_lengths(
     return Artefact("\n".join(lines) + "\n", (whole.about,), tuple(warnings))
 
 
-def rates_at(scope: ExportScope, gamma: int) -> GammaRates:
+def rates_at(scope: Scope, gamma: int) -> GammaRates:
     """Return the rates at one gamma: counts of all domains are added up, and divided last. Raises `OptionInvalid` without a
     proposal.
     """
     rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
-    tokens = {domain: float(pool["tokens"].sum()) for domain, pool in scope.pools.items()}
-    for domain, pool in scope.pools.items():  # 1 as observed; else what gives the domain its share of the tokens
-        scale = scope.weights[domain] * sum(tokens.values()) / tokens[domain] if scope.given else 1.0
+    for scale, pool in zip(scope.scales.values(), scope.pools.values(), strict=True):
         every, started, reached, passed = counted(pool, gamma, speedup([pool.counts(gamma)], [1.0], free_draft(gamma)))
         rounds, drafted = rounds + scale * every, drafted + scale * started
         tested, accepted = tested + scale * reached, accepted + scale * passed

@@ -6,8 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from alphaprof.commands.export.formats import TEXTS
-from alphaprof.commands.export.scope import Artefact
+from alphaprof.commands.export.formats import TEXTS, Artefact
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, many
 from alphaprof.run.place import require_new

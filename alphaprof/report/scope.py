@@ -1,4 +1,4 @@
-"""Which rounds of a run are exported: one draft under one rule, on a domain or the whole traffic."""
+"""Which rounds of a run an export or a diagnosis is about: one draft under one rule, on a domain or the whole traffic."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.rounds import StepTimes
 from alphaprof.costs.speedup import Mix
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import count, is_cut, many, short, text_kind, visible
 from alphaprof.report.asked import Asked, Evidence
 from alphaprof.report.judge import Judge
 from alphaprof.report.stopping import settled
-from alphaprof.report.verdict import Question
+from alphaprof.report.verdict import AUTO, Question
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN
 from alphaprof.run.reader import RunDraft
@@ -23,21 +22,10 @@ from alphaprof.stats.estimate import distinct
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals
 
-AUTO = "auto"
-
 
 @dataclass(frozen=True)
-class Artefact:
-    """A file's text, and what it assumes; `warnings`: where it may not be what a reader takes it for."""
-
-    text: str
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ExportScope:
-    """What is exported: pools of one draft by domain, all kinds of text as one, with their weights (shares of output tokens;
+class Scope:
+    """Rounds of one draft: pools by domain, all kinds of text as one, with their weights (shares of output tokens;
     `given`: by the profile, and not as observed) and how these put domains together (`mix`), under `rules`, at one of the
     run's `gammas`. `label`: which traffic, in words. `texts`: kinds of text. `exact`: rounds are facts, and not
     expectations. `truncated`: some of the text was sampled without the less probable tokens.
@@ -57,9 +45,13 @@ class ExportScope:
     truncated: bool
     gammas: tuple[int, ...]
 
-    def times(self, concurrency: int) -> StepTimes | None:
-        """Step times of the draft; None if there are none."""
-        return self.costs.times(concurrency).get(self.side.draft) if self.costs else None
+    @property
+    def scales(self) -> dict[str, float]:
+        """By what the counts of each domain are multiplied before they are added up, so that it has its share of tokens."""
+        tokens = {domain: float(pool["tokens"].sum()) for domain, pool in self.pools.items()}
+        if not self.given:
+            return dict.fromkeys(tokens, 1.0)
+        return {domain: self.weights[domain] * sum(tokens.values()) / own for domain, own in tokens.items()}
 
     @property
     def documents(self) -> int:
@@ -68,7 +60,7 @@ class ExportScope:
 
     @property
     def about(self) -> str:
-        """What is exported, in words."""
+        """These rounds, in words."""
         clusters = distinct(np.concatenate([pool.cluster for pool in self.pools.values()]))
         return (
             f"{self.side.label}, rule {self.rules}, {self.label}, {many(self.documents, 'document')} "
@@ -83,10 +75,10 @@ class ExportScope:
 
 
 def scope_of(
-    side: RunDraft, to: str, rule: str | None = None, gamma: int | None = None, domain: str | None = None
-) -> ExportScope:
-    """Return what to export; `rule`, `gamma` and `domain`: None for what the run's own decision says. Raises `OptionInvalid`
-    if it is not defined, and `RunUnreadable`.
+    side: RunDraft, use: str, rule: str | None = None, gamma: int | None = None, domain: str | None = None
+) -> Scope:
+    """Return the rounds for some `use`; `rule`, `gamma` and `domain`: None for what the run's own decision says. Raises
+    `OptionInvalid` if they are not defined, and `RunUnreadable`.
     """
     run = side.run
     if run.manifest.documents == 0:
@@ -94,30 +86,30 @@ def scope_of(
     named = gamma or run.manifest.profile.decision.gamma
     if named not in (AUTO, *side.gammas):
         hint = f"--gamma {' or '.join(map(str, side.gammas))}"
-        raise OptionInvalid(f"gamma {named} of {run.path} cannot be exported: it was not replayed", hint)
+        raise OptionInvalid(f"gamma {named} was not replayed in {run.path}", hint)
     if (drafting := run.manifest.drafting) != CHAIN:
-        problem = f"{run.path} was served with {drafting} drafting, but {to} needs rounds of draft chains"
+        problem = f"{run.path} was served with {drafting} drafting, but {use} needs rounds of draft chains"
         raise OptionInvalid(problem, "import requests with chain drafting: --speculative-eagle-topk 1")
     asked = settled(Asked.of(run, run.manifest.profile.deciding(side.draft, rule, gamma)))
     for bound in map(parse_rule, asked.deciding):
         if bound.rule.lossy or not bound.rule.timed:
-            hint = "export strict, one_hot, lossless or block; for lossy rules use validate --rule"
-            raise OptionInvalid(f"{bound.id} has no rounds of draft chains, which {to} needs", hint)
+            hint = "name strict, one_hot, lossless or block as the rule; for lossy rules use validate --rule"
+            raise OptionInvalid(f"{bound.id} has no rounds of draft chains, which {use} needs", hint)
     judge, question = Judge.of(asked), asked.question
     weights = {domain: 1.0} if domain is not None else judge.weights
-    pools = _pools_to_export(side, judge.evidence, weights, domain)
+    pools = _pools_of(side, use, judge.evidence, weights, domain)
     weights = {name: weights[name] for name in pools}
     given = domain is None and question.weights is not None
     used = [item for item in judge.pools if item.domain in pools and question.rule_for(item.pool.policy) == item.rule.id]
     traffic = f"whole traffic ({many(len(pools), 'domain')} {'by decision.weights' if given else 'as observed'})"
-    return ExportScope(
+    return Scope(
         side=side,
         question=question,
         costs=asked.costs.of_domain(domain) if asked.costs and domain is not None else asked.costs,
         pools=pools,
         weights=weights,
         given=given,
-        mix=Mix.of(weights) if given or domain is not None else Mix(tuple(pools), None, asked.strata),
+        mix=judge.mix if domain is None else Mix.of(weights),
         label=traffic if domain is None else f"domain {_quoted(domain)}",
         rules=" and ".join(dict.fromkeys(item.rule.id for item in used)),
         texts=tuple(dict.fromkeys(text_kind(item.pool.continuation, item.pool.sampling) for item in used)),
@@ -132,10 +124,10 @@ def _quoted(domain: str) -> str:
     return f"'{short(visible(domain))}'"
 
 
-def _pools_to_export(
-    side: RunDraft, evidence: Evidence, weights: Mapping[str, float], domain: str | None
+def _pools_of(
+    side: RunDraft, use: str, evidence: Evidence, weights: Mapping[str, float], domain: str | None
 ) -> dict[str, DocumentTotals]:
-    """Return the pools to export by domain, in the order of their weights. Raises `OptionInvalid` if they have no rounds."""
+    """Return the pools by domain, in the order of their weights. Raises `OptionInvalid` if they have no rounds."""
     pools = evidence.candidates[side.draft]
     if domain is not None and domain not in evidence.observed:
         known = ", ".join(map(_quoted, evidence.observed))
@@ -146,6 +138,6 @@ def _pools_to_export(
     if brief and not reason:
         reason = f"no text of {', '.join(map(_quoted, brief))} goes beyond its first token (prefill)"
     if reason:
-        hint = "export one --domain, or choose a --rule that has rounds on this text (alphaprof report lists them)"
-        raise OptionInvalid(f"nothing to export from {side.label}: {reason}", hint)
+        hint = "name one --domain, or a rule that has rounds on this text (alphaprof report lists them)"
+        raise OptionInvalid(f"{side.label} has no rounds for {use}: {reason}", hint)
     return {name: pools[name] for name in shared}
