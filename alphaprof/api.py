@@ -60,8 +60,7 @@ class OpenedRun:
         return self._read("positions", columns, where)
 
     def totals(self, columns: Sequence[str] | None = None, where: list[Any] | None = None) -> pd.DataFrame:
-        """Return totals, one row per document, rule and draft: tokens, accepted, and rounds for every gamma. A document with
-        spans has a row more for each, whose name is in `span`: null in rows of whole documents.
+        """Return totals, one row per document, rule and draft: tokens, accepted, and rounds for every gamma.
 
         Totals that are not stored, as of an interrupted run, are computed from the position log, which takes longer.
         """
@@ -121,7 +120,7 @@ class OpenedRun:
 
         run = self._run
         if table == "totals":
-            yield from DraftTotals(run, draft).tables(TotalsRequest(run.rules, run.gammas, spans=True), None)
+            yield from DraftTotals(run, draft).tables(TotalsRequest(run.rules, run.gammas), None)
         else:
             for shard in run.shards:
                 yield run.positions(draft, shard.index, None if names is None else ["document", *names])

@@ -40,7 +40,7 @@ TABLES = (
     ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),
     (
         "Totals: `totals/draft=NAME/`",
-        "One row per document, rule and span, and one for all of the document; reports read these.",
+        "One row per document and rule; reports read these.",
         schema.totals_columns([4]),
     ),
     ("Step times: `latency.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),

@@ -76,14 +76,6 @@ class DocumentSpeedups:
 
 
 @dataclass(frozen=True)
-class SpanAcceptance:
-    """Acceptance in the spans of one name, such as thinking or answer."""
-
-    positions: int
-    alpha: Interval | None  # acceptance pooled over positions with a proposal
-
-
-@dataclass(frozen=True)
 class Result(Answer, OfOneText):
     """One kind of text of a domain, with one draft under one rule: its γ alone was chosen.
 
@@ -104,7 +96,6 @@ class Result(Answer, OfOneText):
     impossible: float | None  # share of sampled tokens to which the scoring pass gives probability 0
     self_check: Interval | None  # mean of a_t minus mean of beta_t, 0 on average on-policy; interval at 99.9%
     burstiness: Interval | None  # lag-1 autocorrelation of acceptance; None: nothing varies, or a lossy rule
-    spans: dict[str, SpanAcceptance]  # by name; empty if none are configured
     gammas: tuple[GammaResult, ...]  # empty if rounds are not defined (off-policy text, lossy rules)
     chosen: bool  # gamma was chosen on these documents: each half is tested as the other one chose
 

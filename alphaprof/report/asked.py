@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,13 +19,12 @@ from alphaprof.report.result import contradiction
 from alphaprof.report.verdict import AUTO, Pools, Question, not_defined
 from alphaprof.rules import BoundRule, rules_of
 from alphaprof.run.manifest import Hybrid
-from alphaprof.run.parquet import of_rule, of_spans, whole_documents
 from alphaprof.run.reader import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals
 from alphaprof.totals.hybrid import with_hybrids
-from alphaprof.totals.pool import SHARED, SPAN_COLUMNS, DocumentTotals, SpanTotals, merged, pooled_columns, pools, spans_of
+from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pooled_columns, pools
 
 Array = np.ndarray[Any, Any]
 
@@ -96,76 +95,52 @@ class Asked:
 
 @dataclass(frozen=True)
 class DraftPool:
-    """The pool of one draft, rule and domain, and of its `spans`, by name, if they were asked for."""
+    """The pool of one draft, rule and domain."""
 
     draft: str
     rule: BoundRule
     domain: str
     pool: DocumentTotals
-    spans: dict[str, SpanTotals] = field(default_factory=dict)
 
 
 class DraftTotalsReader:
     """The pools of one draft, rule by rule of some `rules`. What is stored is read rule by rule, in the
-    memory of one; what is not is computed once for all of them. Columns that no rule changes are read once. `spans`: with
-    those of spans.
+    memory of one; what is not is computed once for all of them. Columns that no rule changes are read once.
     """
 
-    def __init__(self, asked: Asked, draft: str, rules: Sequence[str], spans: bool = False) -> None:
+    def __init__(self, asked: Asked, draft: str, rules: Sequence[str]) -> None:
         self.draft, self._facts = draft, asked.run.manifest.drafts[draft]
         self._asked, self._rules, self._totals = asked, rules, DraftTotals(asked.run, draft)
         self._shared: list[dict[str, Array]] = []
-        self._spans = spans
 
     def pools(self, name: str) -> Iterator[DraftPool]:
         """Yield the pools of one rule, by its id, one for each domain and kind of text."""
         asked, (rule,), shared = self._asked, rules_of([name]), tuple(self._shared)
-        gammas, spans = asked.run.gammas, list[pa.Table]()
-
-        def whole(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-            for table in tables:
-                mine = of_rule(table, rule.id)
-                spans.append(of_spans(mine).select(SPAN_COLUMNS))
-                yield whole_documents(mine)
-
-        def filled(tables: Iterable[pa.Table]) -> list[tuple[str, DocumentTotals]]:
-            chosen = whole(tables) if self._spans else tables
-            return list(pools(chosen, asked.documents, rule.id, gammas, shared, asked.request().stops(self._facts)))
-
-        if self._computed is not None:
-            by_domain = filled(self._computed)
-        else:
+        gammas, tables = asked.run.gammas, self._computed
+        if tables is None:
             has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in asked.policies)
             columns = pooled_columns(gammas if has_rounds else (), own=bool(shared))
-            by_domain = filled(self._tables([rule.id], columns))
+            tables = self._totals.tables(asked.request([rule.id]), columns)
+        by_domain = list(pools(tables, asked.documents, rule.id, gammas, shared, asked.request().stops(self._facts)))
         if not shared:
             self._shared += [{column: pool[column] for column in SHARED} for _, pool in by_domain]
-        of_groups = spans_of(spans, asked.documents)
-        self._spans = any(of_groups)  # if one rule has none, no rule has
-        for (domain, pool), mine in zip(by_domain, of_groups, strict=True):
-            yield DraftPool(self.draft, rule, domain, pool, mine)
-
-    def _tables(self, rules: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield columns of the totals of rules, and the rows of spans if they are asked for."""
-        request = replace(self._asked.request(rules), spans=self._spans)
-        return self._totals.tables(request, [*columns, *SPAN_COLUMNS] if self._spans else columns)
+        for domain, pool in by_domain:
+            yield DraftPool(self.draft, rule, domain, pool)
 
     @cached_property
-    def _computed(self) -> list[pa.Table] | None:
+    def _computed(self) -> Iterable[pa.Table] | None:
         """The totals of all rules that are asked for; None if they lie in files."""
         asked, run = self._asked, self._asked.run
         request = asked.request([rule.id for rule in rules_of(self._rules)])
         if request.stored and self._totals.stored is not None and set(self._rules) <= set(run.rules):
             return None
-        return list(self._tables(request.rules, pooled_columns(run.gammas)))
+        return list(self._totals.tables(request, pooled_columns(run.gammas)))
 
 
-def draft_pools(
-    asked: Asked, rules: Sequence[str], drafts: Sequence[str] | None = None, spans: bool = False
-) -> Iterator[DraftPool]:
-    """Yield the pools of every draft (or of some), rule and domain; `spans`: with those of spans."""
+def draft_pools(asked: Asked, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:
+    """Yield the pools of every draft (or of some), rule and domain."""
     for draft in drafts or asked.run.manifest.drafts:
-        reader = DraftTotalsReader(asked, draft, rules, spans)
+        reader = DraftTotalsReader(asked, draft, rules)
         for rule in rules:
             yield from reader.pools(rule)
 

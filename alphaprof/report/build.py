@@ -132,7 +132,7 @@ class RunReport(Report):
         def result(item: DraftPool) -> Result:
             key = ResultKey(item.domain, item.draft, item.rule, run.manifest.drafts[item.draft], costs)
             judged = self.judge.known(item.domain, item.draft, item.pool)
-            return build_result(key, item.pool, item.spans, self.asked.question, run.gammas, judged)
+            return build_result(key, item.pool, self.asked.question, run.gammas, judged)
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             yield from threads.map(result, pools)
@@ -158,7 +158,7 @@ def build_report(
         DraftTotals(asked.run, draft).require(rules or ())
     part = LogPart.of(run, asked.documents, None if whole_log else limit_of(run))
     question, run, documents = asked.question, asked.run, asked.documents
-    judge = Judge.of(asked, list(run.manifest.drafts), spans=True)
+    judge = Judge.of(asked, list(run.manifest.drafts))
     answer, traffic = judge.traffic()
     facts = _run_facts(run, documents, part)
     more = timing_notes(asked.timing, answer.draft, answer.gamma)

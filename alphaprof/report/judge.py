@@ -76,10 +76,10 @@ class Judge:
         self._known: dict[tuple[str | None, tuple[str, ...]], Judged] = {}
 
     @classmethod
-    def of(cls, asked: Asked, drafts: Sequence[str] | None = None, *, spans: bool = False) -> Judge:
-        """From the totals of some drafts (None: those that the question is about); `spans`: pools with those of spans."""
+    def of(cls, asked: Asked, drafts: Sequence[str] | None = None) -> Judge:
+        """From the totals of some drafts (None: those that the question is about)."""
         drafts = drafts or asked.drafts
-        return cls(asked, list(draft_pools(asked, asked.deciding, drafts, spans)), drafts)
+        return cls(asked, list(draft_pools(asked, asked.deciding, drafts)), drafts)
 
     def judged(self, domain: str | None, drafts: Sequence[str]) -> Judged:
         """Return what is chosen among some drafts for a domain (None: the whole traffic), and the decision on it. Without

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,14 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import UNTIMED, StepTimes, free_draft, round_costs
 from alphaprof.costs.speedup import Domain, Mix, Speedup, speedup
 from alphaprof.report import speeds
-from alphaprof.report.answer import GammaResult, Result, SpanAcceptance
+from alphaprof.report.answer import GammaResult, Result
 from alphaprof.report.verdict import Decision, Pair, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.student import quantile
 from alphaprof.totals.count import by_chance
-from alphaprof.totals.pool import DocumentTotals, SpanTotals
+from alphaprof.totals.pool import DocumentTotals
 
 Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
@@ -42,14 +42,11 @@ class ResultKey:
 def build_result(
     key: ResultKey,
     pool: DocumentTotals,
-    spans: Mapping[str, SpanTotals],
     question: Question,
     gammas: Sequence[int],
     judged: tuple[Pair | None, Decision] | None = None,
 ) -> Result:
-    """Everything about one domain, draft and rule; `spans`: totals of the same documents' spans, by name; `judged`: what was
-    chosen and decided, if it is known.
-    """
+    """Everything about one domain, draft and rule; `judged`: what was chosen and decided, if it is known."""
     rule = key.rule
     positions = int(pool["positions"].sum())
     coverage = float(pool["proposals"].sum()) / positions if pool.observed else None
@@ -96,13 +93,6 @@ def build_result(
         self_check=self_check(pool) if sampled and pool.defined else None,
         # Unknown for lossy rules, whose next position is another.
         burstiness=None if np.isnan(pairs[1]).any() else autocorrelation(pool.cluster, pairs, question.confidence),
-        spans={
-            name: SpanAcceptance(
-                int(totals.positions.sum()),
-                pooled_share(totals.cluster, totals.accepted, totals.proposals, question.confidence),
-            )
-            for name, totals in spans.items()
-        },
         gammas=by_gamma,
         chosen=question.chooses([(key.draft, gamma) for gamma in key.facts.lengths(question.gammas(gammas))]),
     )

@@ -34,8 +34,7 @@ def table_content(table: pa.Table, columns: Sequence[Column], shown: str = "a ta
 
 def totals_content(blocks: Iterable[Sequence[pa.Table]], columns: Sequence[Column], shown: str) -> pa.Buffer:
     """Return the file of the rows of blocks of documents, each of them several tables that are sorted by rule: a row group a
-    block and rule, which holds their rows in this order, those of spans after all of whole documents, after a check against
-    the declaration of its columns.
+    block and rule, which holds their rows in this order, after a check against the declaration of its columns.
     """
     schema, buffer = arrow_schema(columns), pa.BufferOutputStream()
     split = [field.name for field in schema if pa.types.is_floating(field.type)]
@@ -52,9 +51,7 @@ def totals_content(blocks: Iterable[Sequence[pa.Table]], columns: Sequence[Colum
                 for rule, where in _rows_by_rule(table).items():
                     places.setdefault(rule, []).append((table, where))
             for rule, found in places.items():  # one at a time: its rows are copies
-                parts = [_of_rows(*part, rule) for part in found]
-                ordered = [*map(whole_documents, parts), *map(of_spans, parts)]
-                rows = pa.concat_tables(ordered).combine_chunks()
+                rows = pa.concat_tables(_of_rows(*part, rule) for part in found).combine_chunks()
                 _require_declared(rows, columns, shown)
                 writer.write_table(rows, row_group_size=len(rows))
     return buffer.getvalue()
@@ -65,27 +62,14 @@ def _require_declared(table: pa.Table, columns: Sequence[Column], shown: str) ->
         raise ValueError(f"{shown} contradicts the schema: {'; '.join(problems)}")  # a bug, not a user error
 
 
-def whole_documents(totals: pa.Table) -> pa.Table:
-    """Return the rows of whole documents of one rule, which lie before those of its spans: nothing is copied."""
-    return totals.slice(0, totals["span"].null_count)
-
-
-def of_spans(totals: pa.Table) -> pa.Table:
-    """Return the rows of spans of one rule, in the same way."""
-    return totals.slice(totals["span"].null_count)
-
-
-def blocks_of(
-    file: pq.ParquetFile, rules: Collection[str], columns: Sequence[str] | None = None, spans: bool = False
-) -> Iterator[pa.Table]:
-    """Yield the rows of a file of totals block by block: of some rules, all columns or some, and of spans if asked for."""
+def blocks_of(file: pq.ParquetFile, rules: Collection[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Yield the rows of a file of totals block by block: of some rules, all columns or some."""
     place = file.metadata.schema.names.index("rule")
     held = [file.metadata.row_group(index).column(place).statistics.min for index in range(file.metadata.num_row_groups)]
     size, names = len(set(held)), file.schema_arrow.names if columns is None else columns
     for start in range(0, len(held), size or 1):
         wanted = [index for index in range(start, start + size) if held[index] in rules]
-        groups = (file.read_row_group(index, [*names, "span"], use_threads=False) for index in wanted)
-        yield pa.concat_tables((group if spans else whole_documents(group)).select(names) for group in groups)
+        yield pa.concat_tables(file.read_row_group(index, names, use_threads=False) for index in wanted)
 
 
 def _rows_by_rule(table: pa.Table) -> dict[str, Rows]:

@@ -20,7 +20,7 @@ CATEGORY = pa.dictionary(pa.int32(), pa.string())
 NEEDS = DISTRIBUTION, STARTS, SPANS, DEPTHS = "distribution", "starts", "spans", "depths"
 THINKING, ANSWER = "thinking", "answer"  # spans that have a meaning here; others have any name
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
-PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule and in spans
+PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
     "pairs": "Neighboring positions that both have a proposal.",
     "pairs_first": "Sum of a_t over the first positions of these pairs.",
     "pairs_second": "Sum of a_t over the second positions of these pairs.",
@@ -298,14 +298,11 @@ HEAD_COLUMNS = LogRules(("lossless",), depths=2, reduced_vocabulary=True).column
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
-    """Return columns of the totals: a row per document and rule, and one for each span that the document has. Counts are
-    expectations if acceptance is random; a span has only those that are sums over its positions.
-    """
+    """Return columns of the totals: a row per document and rule. Counts are expectations if acceptance is random."""
     count, lengths = pa.float64(), tuple(gammas)
     return (
         Column("document", pa.int64(), "Number of the document in corpus order.", low=0),
         Column("rule", CATEGORY, "Id of the acceptance rule."),
-        Column("span", CATEGORY, "Span of the document that is counted; null: all of it.", nullable=True),
         Column("positions", pa.int64(), "Positions that are counted.", "positions", 1),
         Column(
             "proposals", pa.int64(), "Positions where the draft has a proposal: alpha is a mean over these.", "positions", 0
@@ -328,7 +325,7 @@ def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:
         Column(
             "tokens",
             count,
-            "Tokens emitted by rounds; null: the rule's rounds are not defined here, or a span.",
+            "Tokens emitted by rounds; null: the rule's rounds are not defined here.",
             "",
             0,
             None,

@@ -1,4 +1,4 @@
-"""From the position log to totals: a row per document, rule and span, everything that reports read."""
+"""From the position log to totals: a row per document and rule, everything that reports read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from alphaprof.totals.replay import (
 )
 
 Columns = dict[str, Array]  # by name; NaN or no column: null
-Counts = dict[str, tuple[Columns, ...]]  # of one shard, by rule: of whole documents, and of spans if there are any
+Counts = dict[str, Columns]  # of one shard, by rule
 SHAPED = ("document", "continuation_tokens", "on_policy", "temperature")  # what a `Shape` is made from
 READ = (
     *("token", "target_top", "draft_top", "target_top_prob", "target_second_prob", "target_entropy", "target_token_prob"),
@@ -38,14 +38,11 @@ READ = (
 
 @dataclass(frozen=True)
 class TotalsRequest:
-    """What totals are asked for: ids of rules, speculation lengths, and the top probability below which a draft model stops;
-    `spans`: those of spans too, after those of whole documents.
-    """
+    """What totals are asked for: ids of rules, speculation lengths, and the top probability below which a draft stops."""
 
     rules: Sequence[str]
     gammas: Sequence[int]
     p_min: float = 0.0
-    spans: bool = False
 
     @property
     def stored(self) -> bool:
@@ -142,24 +139,15 @@ def counts(
     request = dataclasses.replace(request, gammas=draft.lengths(request.gammas))
     columns = _columns(positions, shape, request, draft)
     ready, flags = columns["proposed"] > 0, _flags(columns, shape, target.measured_noise)
-    parts: list[Shape | Spans] = [shape]
-    if request.spans and positions["span"].null_count < len(positions):
-        parts.append(Spans.of(positions, shape))
-    shared = [_shared_counts(part, flags) for part in parts]
+    shared = {"document": shape.document} | {name: shape.sums(flag).astype(np.int64) for name, flag in flags.items()}
     by_rule: Counts = {}
     for rule in rules_of(request.rules):
-        summed = {"accepted": np.where(ready, rule.accept(columns), 0.0)}
-        emitted = rule.emitted(columns)
-        if emitted is not None:
-            summed["emitted"] = np.where(ready, emitted, 0.0)
-        by_rule[rule.id] = tuple(
-            of_all | {name: part.sums(values) for name, values in summed.items()}
-            for part, of_all in zip(parts, shared, strict=True)
-        )
+        accept, emitted = np.where(ready, rule.accept(columns), 0.0), rule.emitted(columns)
+        data = by_rule[rule.id] = shared | {"accepted": shape.sums(accept)}
         if emitted is None:
             continue
-        data, accept, kept = by_rule[rule.id][0], summed["accepted"], summed["emitted"]
-        data |= _pairs(ready, kept, shape)
+        kept = np.where(ready, emitted, 0.0)
+        data |= {"emitted": shape.sums(kept)} | _pairs(ready, kept, shape)
         defined = np.isin(shape.policy, rule.rule.policies)
         if defined.any() and has_rounds(rule, draft):
             trace, chances = _traced(rule, columns, shape, (kept, accept), draft, request)
@@ -195,7 +183,7 @@ def _traced(
 class Traced:
     """Some shards of a draft's log under one rule: their documents, the trace of these, and a_t and beta_t if rounds are
     expectations. [positions]: whether the draft `proposed`, a_t as `kept` (of facts whether the token is what it proposed),
-    and by rule what is accepted; `defined` [documents]: which have rounds.
+    and what is `accepted`; `defined` [documents]: which have rounds.
     """
 
     shape: Shape
@@ -204,20 +192,19 @@ class Traced:
     blocks: bool
     proposed: Array
     kept: Array
-    accepted: dict[str, Array]
+    accepted: Array
     defined: Array
 
     @classmethod
     def of(cls, positions: pa.Table, documents: pa.Table, draft: DraftFacts, request: TotalsRequest) -> Traced:
-        """From some shards under the first rule of `request`; of the others there is acceptance alone."""
-        rules, shape = rules_of(request.rules), Shape.of(documents)
-        columns = _columns(positions, shape, dataclasses.replace(request, rules=request.rules[:1]), draft)
-        ready, emitted = columns["proposed"] > 0, rules[0].emitted(columns)
+        """From some shards under the one rule of `request`."""
+        (rule,), shape = rules_of(request.rules), Shape.of(documents)
+        columns = _columns(positions, shape, request, draft)
+        ready, emitted = columns["proposed"] > 0, rule.emitted(columns)
         kept = np.where(ready, 0.0 if emitted is None else emitted, 0.0)
-        accepted = {rule.id: np.where(ready, rule.accept(columns), 0.0) for rule in rules}
-        trace, chances = _traced(rules[0], columns, shape, (kept, accepted[rules[0].id]), draft, request)
-        defined, blocks = np.isin(shape.policy, rules[0].rule.policies), rules[0].rule.blocks
-        return cls(shape, trace, chances, blocks, ready, kept, accepted, defined)
+        accepted = np.where(ready, rule.accept(columns), 0.0)
+        trace, chances = _traced(rule, columns, shape, (kept, accepted), draft, request)
+        return cls(shape, trace, chances, rule.rule.blocks, ready, kept, accepted, np.isin(shape.policy, rule.rule.policies))
 
     @property
     def own(self) -> Trace:
@@ -302,10 +289,9 @@ def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
 
 
 def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
-    """Return columns of a draft's log that rules and replay read, and spans if they are asked for."""
+    """Return columns of a draft's log that rules and replay read."""
     bound = rules_of(request.rules)
     more = ["draft_top_prob"] if request.p_min else []
-    more += ["span"] if request.spans else []
     more += [BY_LOOKUP] if draft.hybrid else []
     deeper = (name for rule in bound for name in depth_columns(rule, draft))
     return [*READ, *more, *dict.fromkeys(deeper)]
@@ -320,7 +306,7 @@ def array_of(column: pa.ChunkedArray) -> Array:
 
 def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest, draft: DraftFacts) -> dict[str, Array]:
     """Return the columns that rules and replay read."""
-    names = columns_of(dataclasses.replace(request, spans=False), draft)
+    names = columns_of(request, draft)
     columns = {name: array_of(positions[name]) for name in names}
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
@@ -344,12 +330,6 @@ def _flags(columns: dict[str, Array], shape: Shape, noise: float) -> dict[str, A
         "clear_mismatches": odd & ~tied,
         "near_ties": tied,
     }
-
-
-def _shared_counts(part: Shape | Spans, flags: dict[str, Array]) -> Columns:
-    """Return counts that do not depend on the rule."""
-    named = {"span": part.name} if isinstance(part, Spans) else {}
-    return {"document": part.document} | named | {name: part.sums(flag).astype(np.int64) for name, flag in flags.items()}
 
 
 def _round_columns(by_gamma: dict[int, Rounds], defined: Array) -> dict[str, Array]:
@@ -395,26 +375,16 @@ def _step_columns(trace: Trace, stepped: Array, request: TotalsRequest, defined:
     return columns
 
 
-def table_of(shards: Sequence[Counts], columns: Iterable[Column]) -> pa.Table:
-    """Return counts of several shards, all of the same rules, as a table of some columns of totals: by rule, whole documents
-    before spans, and document.
-    """
-    schema = arrow_schema(columns)
-    tables = []
-    for rule in shards[0]:
-        parts = [shard[rule][0] for shard in shards] + [part for shard in shards for part in shard[rule][1:]]
-        sizes = [len(part["document"]) for part in parts]
-        arrays = {field.name: _column(parts, sizes, field) for field in schema if field.name != "rule"}
-        arrays["rule"] = pa.DictionaryArray.from_arrays(np.zeros(sum(sizes), dtype=np.int32), [rule])
+def table_of(found: Counts, columns: Iterable[Column]) -> pa.Table:
+    """Return counts as a table of some columns of totals, by rule: null where a rule does not have them, or NaN."""
+    schema, tables = arrow_schema(columns), []
+    for rule, counted in found.items():
+        size = len(counted["document"])
+        arrays = {"rule": pa.DictionaryArray.from_arrays(np.zeros(size, dtype=np.int32), [rule])}
+        for field in schema:
+            if field.name in counted:
+                arrays[field.name] = pa.array(counted[field.name], from_pandas=field.nullable).cast(field.type)
+            elif field.name != "rule":
+                arrays[field.name] = pa.nulls(size, field.type)
         tables.append(pa.table(arrays, schema=schema))
     return pa.concat_tables(tables) if tables else schema.empty_table()
-
-
-def _column(parts: Sequence[Columns], sizes: Sequence[int], field: pa.Field) -> pa.Array:
-    """Return one column of several shards; null if a shard does not have it, or NaN, unless it must have values."""
-    name = field.name
-    if not any(name in part for part in parts):
-        return pa.nulls(sum(sizes), field.type)
-    blank = None if pa.types.is_dictionary(field.type) else np.nan
-    values = [part[name] if name in part else np.full(size, blank) for part, size in zip(parts, sizes, strict=True)]
-    return pa.array(np.concatenate(values), from_pandas=field.nullable).cast(field.type)

@@ -30,7 +30,7 @@ POSITIONS = 2**17  # that are counted at once, in arrays of a MiB each; more of 
 
 def write_totals(run: RunWriter) -> None:
     """Count the totals of all drafts from the position log, and write them. The next manifest names them."""
-    request = TotalsRequest(run.rules, run.gammas, spans=True)
+    request = TotalsRequest(run.rules, run.gammas)
     for draft in run.manifest.drafts:
         run.write_totals(draft, _blocks(counted(run, draft, request, run.totals_columns)))
 
@@ -55,9 +55,9 @@ def counted(run: Run, draft: str, request: TotalsRequest, columns: Sequence[Colu
         for several in _together(run):
             coming.append(threads.submit(_compute, run, draft, several, request))
             if len(coming) > LOOKAHEAD * (os.cpu_count() or 1):
-                yield table_of([coming.popleft().result()], columns)
+                yield table_of(coming.popleft().result(), columns)
         for last in coming:
-            yield table_of([last.result()], columns)
+            yield table_of(last.result(), columns)
     finally:
         threads.shutdown(cancel_futures=True)
 
@@ -86,9 +86,7 @@ class DraftTotals:
             run.require_positions()
 
     def tables(self, request: TotalsRequest, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-        """Yield what `read_totals` joins, one table of documents after the other, with the rows of spans if the request asks
-        for them: then `span` has to be one of the columns.
-        """
+        """Yield what `read_totals` joins, one table of documents after the other."""
         run = self.run
         self.require(request.rules)
         declared = _columns(run, self.draft, columns)
@@ -96,7 +94,7 @@ class DraftTotals:
         known = [rule for rule in request.rules if file is not None and rule in run.rules]
         if file is not None and known:
             with reading(f"{run.path}/totals", COPY):
-                yield from (table.cast(schema) for table in blocks_of(file, known, schema.names, request.spans))
+                yield from (table.cast(schema) for table in blocks_of(file, known, schema.names))
         if lacking := [rule for rule in request.rules if rule not in known]:
             yield from counted(run, self.draft, dataclasses.replace(request, rules=lacking), declared)
 

@@ -96,19 +96,6 @@ class DocumentTotals:
         return {}
 
 
-@dataclass(frozen=True)
-class SpanTotals:
-    """Totals of the spans of one name in documents of one kind of text, with the unit of each, [documents that have it]."""
-
-    cluster: Array
-    positions: Array
-    proposals: Array
-    accepted: Array
-
-
-SPAN_COLUMNS = ("document", "span", "positions", "proposals", "accepted")  # what these are made from
-
-
 def accepted_of(pool: DocumentTotals, gamma: int | None) -> tuple[Array, Array]:
     """Accepted positions and those with a proposal; at a gamma, accepted drafts and rounds that had any."""
     if gamma is None:
@@ -154,29 +141,6 @@ def pools(
         arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
         units = documents.units.take(group.rows)
         yield group.domain, DocumentTotals(arrays, units, group.continuation, group.policy, group.sampling, stops)
-
-
-def spans_of(totals: Sequence[pa.Table], documents: Documents) -> list[dict[str, SpanTotals]]:
-    """Return totals of spans by their names, for each group of some documents of the run. `totals` are rows of spans of one
-    rule, of all these documents. A name that any document of the run has is in every group.
-    """
-    if not sum(map(len, totals)):
-        return [{} for _ in documents.groups]
-    table = pa.concat_tables(totals)
-    encoded = table["span"].cast(pa.string()).combine_chunks().dictionary_encode()
-    code, columns = encoded.indices.to_numpy(), [table[name].to_numpy() for name in SPAN_COLUMNS[2:]]
-    order = np.argsort(documents.numbers, kind="stable")
-    row = order[np.searchsorted(documents.numbers, table["document"].to_numpy(), sorter=order)]
-    group, found = np.empty(len(order), dtype=np.int64), []
-    for index, each in enumerate(documents.groups):
-        group[each.rows] = index
-    for index in range(len(documents.groups)):
-        spans = {}
-        for name, number in sorted(zip(encoded.dictionary.to_pylist(), range(len(encoded.dictionary)), strict=True)):
-            chosen = np.flatnonzero((group[row] == index) & (code == number))
-            spans[name] = SpanTotals(documents.units.codes[row[chosen]], *(values[chosen] for values in columns))
-        found.append(spans)
-    return found
 
 
 def lacking() -> RunUnreadable:

@@ -589,33 +589,6 @@ def test_spans_of_a_run_are_those_of_its_texts(sampled_run: Run, greedy_run: Run
     assert log_of(greedy_run, "close")["span"].isna().all()
 
 
-def test_totals_of_spans_are_sums_over_their_positions(sampled_run: Run, greedy_run: Run) -> None:
-    for draft in ("close", "ngram"):
-        log = log_of(sampled_run, draft)
-        by_span = log.groupby(["document", log["span"].astype(str)])
-        request = TotalsRequest(sampled_run.rules, sampled_run.gammas, spans=True)
-        totals = read_totals(sampled_run, draft, request).to_pandas()
-        parts = totals[totals["span"].notna()]
-        assert parts["tokens"].isna().all()
-        assert set(parts["rule"]) == set(sampled_run.rules)
-        for rule, rows in parts.groupby("rule", observed=True):
-            found = rows.assign(span=rows["span"].astype(str)).set_index(["document", "span"])
-            assert found["positions"].to_dict() == by_span.size().to_dict()  # the same documents and spans
-            proposals = by_span["proposed"].agg(lambda values: (values > 0).sum()).reindex(found.index)
-            assert found["proposals"].tolist() == proposals.tolist()
-            accepted = by_span[f"accept_{rule}"].sum().reindex(found.index)
-            assert found["accepted"].to_numpy() == pytest.approx(accepted.to_numpy(), abs=1e-5)
-        sums = ["positions", "proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties"]
-        (mine, whole) = (
-            rows.groupby(["rule", "document"], observed=True)[sums].sum() for rows in (parts, totals[totals["span"].isna()])
-        )
-        assert mine.to_numpy() == pytest.approx(whole.to_numpy(), abs=1e-9)
-        alone = read_totals(sampled_run, draft, TotalsRequest(sampled_run.rules, sampled_run.gammas)).to_pandas()
-        assert alone["span"].isna().all()
-        pd.testing.assert_frame_equal(alone, totals[totals["span"].isna()].reset_index(drop=True))
-    assert read_totals(greedy_run, "close", TotalsRequest(["strict"], [1], spans=True))["span"].null_count == 15
-
-
 def test_prompt_lookup_of_a_run_is_that_of_its_texts(sampled_run: Run) -> None:
     draft = PromptLookup("ngram", 2, (256,), 260, "float32")
     log = log_of(sampled_run, "ngram")

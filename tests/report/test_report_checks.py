@@ -1,4 +1,4 @@
-"""What a report checks about itself: sampled text against its distributions, warnings, and acceptance by span."""
+"""What a report checks about itself: sampled text against its distributions, and warnings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import pytest
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.result import SELF_CHECK_CONFIDENCE, self_check
-from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
-from tests.loops import each
 from tests.reporting import as_terminal, asked, codes, every, log_of, only, reported, rows_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
@@ -172,39 +170,3 @@ def test_texts_that_were_cut_are_pointed_out_above_a_fifth(tmp_path: Path, cut: 
     assert ("cut_by_length" in codes(found)) == (cut_share > 0.2)
     if cut_share > 0.2:
         assert f"{100 * cut_share:.0f}% of the texts were cut" in as_terminal(found, 150)
-
-
-THINKING = Recipe(
-    domains={
-        "code": Domain(documents=8, alpha=0.8, coverage=0.7),
-        "story": dataclasses.replace(STORY, documents=7),
-        "wiki": Domain(documents=5, on_policy=False, continuation="text"),
-    },
-    lookups=("lookup",),
-    rules=RULES,
-    thinking=0.8,
-    seed=4,
-)
-
-
-@pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, RunReport]:
-    run = write_run(tmp_path_factory.mktemp("thinking") / "run", THINKING)
-    return run, build_report(run)
-
-
-@each("rule", RULES)
-def test_alpha_by_span_is_that_of_the_position_log(thinking: tuple[Run, RunReport], rule: str) -> None:
-    run, report = thinking
-    log = log_of(run)
-    for domain in THINKING.domains:
-        for draft in ("small", "lookup"):
-            result = only(report, domain, draft, rule)
-            assert set(result.spans) == {"thinking", "answer"}
-            for name, span in result.spans.items():
-                rows = rows_of(log, domain, draft)
-                rows = rows[rows["span"] == name]
-                assert span.positions == len(rows) > 0
-                assert span.alpha.value == pytest.approx(rows[f"accept_{rule}"].mean(), abs=1e-6)
-                assert span.alpha.low <= span.alpha.value <= span.alpha.high
-            assert sum(span.positions for span in result.spans.values()) == result.positions

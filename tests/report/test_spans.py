@@ -28,7 +28,7 @@ RECIPE = Recipe(
     },
     lookups=("lookup",),
     heads={"head": {}},
-    rules=("strict", "one_hot", "lossless", "block", "additive_0p1", "trtllm_10_0p6"),
+    rules=("strict", "one_hot", "lossless", "block"),
     thinking=0.8,
     shard_documents=3,
 )
@@ -119,23 +119,6 @@ def test_spans_share_the_steps_of_a_batch(tmp_path: Path) -> None:
         assert [span.time.value for span in item.spans.values()] == pytest.approx(np.array(times) / sum(times), rel=1e-12)
 
 
-@each("rule", ["auto", "lossless"])
-def test_a_relaxed_rule_in_thinking_only_is_what_the_log_says(report: RunReport, rule: str) -> None:
-    report = asked(report.asked.run, rule=rule)
-    log, documents = log_of(report.asked.run), report.asked.run.documents().to_pandas().set_index("document")
-    for item in report.section("spans"):
-        assert [each.rule for each in item.relaxed] == ["additive_0p1", "trtllm_10_0p6"]
-        rows = log[(log["draft"] == item.draft) & (log["proposed"] > 0)]
-        texts = documents.loc[rows["document"]]
-        sampled, thinks = texts["temperature"].notna().to_numpy(), (rows["span"] == "thinking").to_numpy()
-        chosen = texts["on_policy"].to_numpy() & (sampled | (rule == "auto"))
-        verdict = np.where(sampled, rows["accept_one_hot" if rule == "auto" else "accept_lossless"], rows["accept_strict"])
-        for relaxed in item.relaxed:
-            accept = rows[f"accept_{relaxed.rule}"].to_numpy()
-            assert relaxed.thinking.value == pytest.approx(accept[chosen & thinks].mean(), rel=1e-6)
-            assert relaxed.alpha.value == pytest.approx(np.where(thinks, accept, verdict)[chosen].mean(), rel=1e-6)
-
-
 def test_planted_acceptance_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thinking at .9 in the first half of each text, answers at .5: alpha, and the tokens per round that follow from it."""
 
@@ -161,7 +144,6 @@ def test_planted_acceptance_comes_back(tmp_path: Path, monkeypatch: pytest.Monke
         assert span.time.value == pytest.approx(span.rounds / item.whole.rounds, abs=0.001)
     shown = as_terminal(build_report(write_run(tmp_path / "again", recipe)), 150, "spans")
     assert "\n thinking    50  0.499 [" in shown
-    assert "--rules trtllm:10,0.6" in shown
 
 
 def test_a_run_without_spans_says_so_and_shows_what_it_did(tmp_path: Path) -> None:
@@ -180,12 +162,3 @@ def test_weights_of_domains_do_not_count_by_span_and_that_is_said(report: RunRep
     assert said in as_terminal(weighed, 150, "spans")
     assert said not in as_terminal(report, 150, "spans")
     assert spans_of(weighed)["small"].whole.alpha == spans_of(report)["small"].whole.alpha
-
-
-def test_a_relaxed_rule_of_sampled_text_does_not_stand_in_on_greedy_text(tmp_path: Path) -> None:
-    sampled = Domain(documents=8, temperature=1.0, continuation="sampled")
-    for name, domain, expected in (("greedy", Domain(documents=8), ["trtllm_10_0p6"]), ("sampled", sampled, None)):
-        rules = ("strict", "lossless", "one_hot", "ensemble_0p5", "sglang_0p5_0p5", "trtllm_10_0p6")
-        report = reported(tmp_path / name, Recipe({"code": domain}, rules=rules, thinking=0.8))
-        (item,) = report.section("spans")
-        assert [each.rule for each in item.relaxed] == (expected or [*rules[3:]])

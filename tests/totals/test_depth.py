@@ -61,13 +61,13 @@ def logged(models: Models, written: list[tuple[int, ...]]) -> tuple[pa.Table, pa
     documents = {"document": range(len(written)), "continuation_tokens": lengths}
     documents |= {"on_policy": [True] * len(lengths)}
     documents |= {"temperature": [1.0] * len(lengths)}
-    return table.append_column("span", pa.nulls(len(table), pa.string())), pa.table(documents)
+    return table, pa.table(documents)
 
 
 def counted(models: Models, written: list[tuple[int, ...]], gamma: int, depths: int) -> dict[str, Array]:
     """Totals of the texts from such a log; `depths`: the head's."""
     facts = dataclasses.replace(HEAD, depths=depths)
-    return counts(*logged(models, written), (FACTS, facts), TotalsRequest(["lossless"], [gamma]))["lossless"][0]
+    return counts(*logged(models, written), (FACTS, facts), TotalsRequest(["lossless"], [gamma]))["lossless"]
 
 
 @each(("vocabulary", "limit", "gamma"), SETTINGS)

@@ -107,8 +107,8 @@ def import_texts(
             models = replace(target, noise=0.0), drafts[name]
             found = counts(table, documents, models, TotalsRequest(run.rules, run.gammas))
             for column in UNSCORED:
-                del found[asked.rule][0][column]
-            run.write_totals(name, [[table_of([found], run.totals_columns)]])
+                del found[asked.rule][column]
+            run.write_totals(name, [[table_of(found, run.totals_columns)]])
         run.write_table(DOCUMENTS, documents, DOCUMENT_COLUMNS)
         run.begin(run.manifest)
         return run

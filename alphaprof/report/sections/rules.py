@@ -19,7 +19,7 @@ AT_ONCE = 8  # pools in memory
 
 def compute(report: RunReport) -> tuple[Result, ...]:
     """Return the results under the other rules, read and worked out rule by rule in the memory of one."""
-    pools, found = draft_pools(report.asked, report.others, spans=True), list[Result]()
+    pools, found = draft_pools(report.asked, report.others), list[Result]()
     while some := list(islice(pools, AT_ONCE)):
         found += report.results_of(some)
     return tuple(found)
