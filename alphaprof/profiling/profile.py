@@ -359,6 +359,7 @@ def _environment(name: str, device: torch.device, options: ProfileOptions | None
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "packages": packages,
+        "statistics": dispatch.checksum(device),
         **engine,
     }
 

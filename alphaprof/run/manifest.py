@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 FORMAT = "alphaprof-run"
 LATENCY, DOCUMENTS = "latency.parquet", "documents.parquet"
-NUMERIC = ("torch", "transformers", "numba")  # packages whose versions rows depend on
+NUMERIC = ("torch", "transformers")  # packages whose versions rows depend on
 VERSION = 9
 LONG = ("records", "shards", "files")  # what there is of every shard
 FILES = "files-"  # how the fingerprint of a model begins that is made of the SHA-256 of its files
@@ -45,7 +45,8 @@ LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; 
 
 class Environment(TypedDict, total=False):
     """What a step of a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device;
-    `engine`: variables in which the profile's vLLM ran; `timing_waiting`: the share of the timing in which the steps waited
+    `statistics`: what was computed of the same logits always (see `dispatch.checksum`); `engine`: variables in which the
+    profile's vLLM ran; `timing_waiting`: the share of the timing in which the steps waited
     for a CPU, if that is known.
     """
 
@@ -56,6 +57,7 @@ class Environment(TypedDict, total=False):
     cores: int | None
     torch_threads: int
     packages: dict[str, str]
+    statistics: str
     engine: dict[str, str]
     timing_waiting: float | None
 
@@ -68,6 +70,8 @@ def differences(before: Environment, here: Environment) -> list[str]:
     for name in NUMERIC if here["device"] == "cpu" else (*NUMERIC, "triton"):  # whose kernels compute rows on GPUs
         mine, theirs = (each["packages"].get(name) for each in (here, before))
         found += [f"{name} {mine}, not {theirs}"] if mine != theirs else []
+    if before.get("statistics") != here.get("statistics"):
+        found.append("other statistics of the same logits")
     return found
 
 

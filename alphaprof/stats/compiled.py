@@ -7,71 +7,27 @@ each other stand in one file.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import llvmlite.binding
 import numba
 from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Sums may be taken in any order, which vector units need; NaN and infinity stay what they are, and a quotient as well.
-REORDERED = {"reassoc", "contract", "nsz"}
-PATIENCE = 300  # seconds that another process may take to compile, which takes some ten
 
 
 def compiled(function: Function) -> Function:
-    """Return a loop in float64 or integers, whose results are those of Python. Threads may run it at the same time."""
-    return _compile(function, fastmath=False)
-
-
-def vectorised(function: Function) -> Function:
-    """Return a loop over float32 whose sums may be taken in any order. Threads may run it at the same time."""
-    return _compile(function, fastmath=REORDERED)
-
-
-def compile_elsewhere(module: str, file: str, say: Callable[[str], None] = lambda _: None) -> None:
-    """Have another process call `compile_all` of a module, once for its `file` as it is: this one loads what is kept.
-
-    What numba runs right after compiling has loops that call each other put together otherwise than what it keeps, and sums
-    of float32 in another order: rows of a run must not depend on which process compiled. Where nothing can be kept every
-    process compiles, each in the same way. `say`: called before, since it takes a while.
+    """Return a loop whose results are those of its lines in Python, to the bit, whichever process compiled it: no sum is
+    taken in another order, which vector units would need, and no product is fused. Threads may run it at the same time.
     """
-    folder = loops_folder()
-    if folder is None:  # what that process compiled would be lost
-        say("compiling loops for this processor, about ten seconds; the result cannot be cached, so every run recompiles")
-        return
-    state = (file, os.stat(file).st_mtime_ns, numba.__version__, sys.version, llvmlite.binding.get_host_cpu_name())
-    done = folder / f"{module}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}"
-    if done.exists():
-        return
-    say("compiling loops for this processor, about ten seconds, once per machine")
-    code = f"import importlib; importlib.import_module({module!r}).compile_all()"
-    command = [sys.executable, "-P", "-c", code]  # nothing is imported from the working directory, which may hold anything
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # this process compiles then
-        subprocess.run(command, env=environment, capture_output=True, check=True, timeout=PATIENCE)  # noqa: S603  # our own words
-        done.touch()
-
-
-def inlined(function: Function) -> Function:
-    """Return a formula for the inside of `vectorised` loops."""
-    return cast(Function, numba.njit(inline="always", fastmath=REORDERED)(function))
-
-
-def _compile(function: Function, fastmath: Any) -> Function:
-    make = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=fastmath)
+    make = functools.partial(numba.njit, nogil=True, error_model="numpy")
     folder, before = loops_folder(), numba.config.CACHE_DIR
     try:
         numba.config.CACHE_DIR = str(folder or before)  # numba asks for it while it wraps a function
@@ -80,6 +36,21 @@ def _compile(function: Function, fastmath: Any) -> Function:
         return cast(Function, make()(function))
     finally:
         numba.config.CACHE_DIR = before
+
+
+def compiling(function: Any) -> str | None:
+    """Return what the first call of a loop takes, in words; None: an earlier process kept what it compiled."""
+    folder, code = loops_folder(), function.py_func.__code__
+    if folder is None:
+        return "compiling loops for this processor, about ten seconds; the result cannot be cached, so every run recompiles"
+    if any(folder.rglob(f"{Path(code.co_filename).stem}.{code.co_name}-{code.co_firstlineno}.*")):
+        return None
+    return "compiling loops for this processor, about ten seconds, once per machine"
+
+
+def inlined(function: Function) -> Function:
+    """Return a formula for the inside of `compiled` loops."""
+    return cast(Function, numba.njit(inline="always")(function))
 
 
 @functools.cache

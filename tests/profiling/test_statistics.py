@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,17 +261,34 @@ def test_equal_rows_are_exactly_nothing_apart() -> None:
 
 @pytest.mark.slow
 def test_the_process_that_compiles_computes_what_others_load(tmp_path: Path) -> None:
-    """To the last bit: rows of a resumed run must not hang on it."""
+    """To the last bit, also where two compile at once: rows of a run must not depend on the process that computed them."""
     code = """
 import torch
-from alphaprof.profiling.scoring import dispatch
-from alphaprof.profiling.scoring.statistics import ProcessedLogits
-p, q = 3 * torch.randn(2, 40, 700, generator=torch.Generator().manual_seed(0))
-found = dispatch.columns(ProcessedLogits(p), [ProcessedLogits(q)], torch.arange(40), [])
-print([values.double().sum().item().hex() for columns in found for values in columns.values()])
+from alphaprof.profiling.scoring import cpu_loops, dispatch
+print(dispatch.checksum(torch.device("cpu")), sum(cpu_loops.measure.stats.cache_hits.values()))
 """
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    runs = [subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True) for _ in range(2)]
-    assert list(tmp_path.rglob("*cpu_loops-*")), "no other process has compiled them: " + runs[0].stderr.decode()
-    assert runs[0].stdout == runs[1].stdout
-    assert list(tmp_path.rglob("*measure*.nbc"))
+    command = [sys.executable, "-c", code]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [each.communicate()[0].split() for each in both]
+    said.append(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.split())
+    assert "0" in {hits for _, hits in said[:2]}, "nobody has compiled"
+    assert said[2][1] == "2", "both dtypes are loaded"
+    assert len({digest for digest, _ in said}) == 1
+
+
+def test_the_checksum_is_of_every_statistic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One last bit of one column makes it another one."""
+    device, computed = torch.device("cpu"), dispatch.columns
+    before = dispatch.checksum(device)
+    for place, name in ((0, "target_entropy"), (1, "kl_draft_target"), (2, "target_prob_of_draft_top")):
+
+        def changed(*given: Any, place: int = place, name: str = name) -> Any:
+            found = computed(*given)
+            found[place][name] = found[place][name].nextafter(torch.tensor(torch.inf))
+            return found
+
+        monkeypatch.setattr(dispatch, "columns", changed)
+        assert dispatch.checksum(device) != before
+    monkeypatch.setattr(dispatch, "columns", computed)
+    assert dispatch.checksum(device) == before

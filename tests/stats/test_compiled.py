@@ -1,8 +1,9 @@
-"""Compiled loops are kept where that is allowed, and another process compiles them in which nothing of the user's runs."""
+"""Compiled loops are kept where that is allowed."""
 
 from __future__ import annotations
 
-import subprocess
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import numba
 import pytest
 
 from alphaprof.stats import compiled
-from alphaprof.stats.compiled import compile_elsewhere
 
 
 @pytest.fixture
@@ -23,75 +23,41 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     compiled.loops_folder.cache_clear()
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module `loops_of_a_test`, to be written, which the other process finds by PYTHONPATH as it is here."""
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    return folder / "loops_of_a_test.py"
-
-
-def marks(cache: Path) -> list[str]:
-    return [path.name for path in cache.rglob("loops_of_a_test-*")]
-
-
-def test_nothing_of_the_working_directory_is_imported(
-    cache: Path, module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be a data folder; the package is found all the same, and its loops are compiled once."""
-    module.write_text(
-        "import numba, alphaprof.stats.compiled\nfrom pathlib import Path\n"
-        f"def compile_all(): (Path({str(tmp_path)!r}) / 'compiled').open('a').write(numba.__version__ + ' ')"
+def test_whether_loops_were_kept_is_known_before_they_are_compiled(cache: Path, tmp_path: Path) -> None:
+    """Of the loop that is asked for, as its file is now."""
+    (tmp_path / "loops_of_a_test.py").write_text(
+        "from alphaprof.stats.compiled import compiled\n@compiled\ndef double(number):\n    return number * 2\n"
     )
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "numba.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w'); raise SystemExit(3)")
-    monkeypatch.chdir(tmp_path / "data")
-    said: list[str] = []
-    for _ in range(2):
-        compile_elsewhere("loops_of_a_test", str(module), said.append)
-    assert said == ["compiling loops for this processor, about ten seconds, once per machine"]
-    assert not (tmp_path / "executed").exists()
-    assert (tmp_path / "compiled").read_text() == numba.__version__ + " "
-    assert len(marks(cache)) == 1
-
-
-def test_a_process_that_fails_leaves_no_mark(cache: Path, module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an error of its own, or because it takes too long: the next run tries again."""
-    module.write_text("def compile_all(): raise ValueError")
-    compile_elsewhere("loops_of_a_test", str(module))
-    assert (cache / "alphaprof").is_dir()
-    assert marks(cache) == []
-    module.write_text("import time\ndef compile_all(): time.sleep(60)")
-    monkeypatch.setattr(compiled, "PATIENCE", 0.5)
-    compile_elsewhere("loops_of_a_test", str(module))
-    assert marks(cache) == []
+    sys.path.insert(0, str(tmp_path))
+    try:
+        double = importlib.import_module("loops_of_a_test").double
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("loops_of_a_test", None)
+    assert compiled.compiling(double) == "compiling loops for this processor, about ten seconds, once per machine"
+    assert double(3) == 6
+    assert compiled.compiling(double) is None
 
 
 @pytest.mark.parametrize("lack", ["home", "place"])
 def test_without_a_place_every_process_compiles(
-    cache: Path, module: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lack: str
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lack: str
 ) -> None:
     """And writes nothing, least of all beside the code."""
 
     def homeless(_: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("a process was started")
-
     if lack == "home":
         monkeypatch.setattr(Path, "expanduser", homeless)
     else:
         cache.write_text("a file")
-    monkeypatch.setattr(subprocess, "run", refused)
-    module.write_text("def compile_all(): ...")
-    said: list[str] = []
-    compile_elsewhere("loops_of_a_test", str(module), said.append)
-    assert len(said) == 1
-    assert said[0].endswith("the result cannot be cached, so every run recompiles")
+    module = tmp_path / "code" / "loops_of_a_test.py"
+    module.parent.mkdir()
     module.write_text("def double(number):\n    return number * 2\n")
     names: dict[str, Any] = {}
     exec(compile(module.read_text(), str(module), "exec"), names)  # noqa: S102  (our own lines)
-    assert compiled.compiled(names["double"])(3) == 6
+    double = compiled.compiled(names["double"])
+    assert str(compiled.compiling(double)).endswith("the result cannot be cached, so every run recompiles")
+    assert double(3) == 6
     assert list(module.parent.iterdir()) == [module]

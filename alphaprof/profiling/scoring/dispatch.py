@@ -7,6 +7,7 @@ Triton is installed; else torch, a few rows at a time.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -60,22 +61,27 @@ def columns(
     return [joined(pieces) for pieces in zip(*parts, strict=True)]
 
 
-def warm_up(device: torch.device, say: Callable[[str], None] = lambda _: None) -> None:
+def warm_up(device: torch.device, say: Callable[[str], None]) -> None:
     """Have loops for a device compiled before they are needed, and `say` so where they are not kept yet."""
     if device.type == "cpu":
         from alphaprof.profiling.scoring import cpu_loops
-        from alphaprof.stats.compiled import compile_elsewhere
+        from alphaprof.stats.compiled import compiling
 
-        compile_elsewhere(cpu_loops.__name__, cpu_loops.__file__, say)
+        if told := compiling(cpu_loops.measure):
+            say(told)
+        cpu_loops.compile_all()
 
 
-@functools.cache
-def _loops() -> Any:
-    """Return the module `cpu_loops`; a machine compiles it once, which takes some ten seconds."""
-    from alphaprof.profiling.scoring import cpu_loops
-
-    warm_up(torch.device("cpu"))
-    return cpu_loops
+def checksum(device: torch.device) -> str:
+    """Return the SHA-256 of the statistics that this process computes of the same logits always, 64 bits of it."""
+    logits = (torch.arange(6 * 3001) * 7919 % 4093 / 256).reshape(2, 3, 3001).to(device)
+    token, digest = torch.arange(3, device=device), hashlib.sha256()
+    for dtype in (torch.float32, torch.bfloat16):
+        target, draft = (ProcessedLogits(each) for each in logits.to(dtype))
+        for found in columns(target, [draft], token, [token]):
+            for values in found.values():
+                digest.update(values.cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 @functools.cache
@@ -108,7 +114,8 @@ def _by_rows(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:
     """By compiled loops, on as many threads as torch has."""
-    loops = _loops()
+    from alphaprof.profiling.scoring import cpu_loops as loops
+
     sides = [target, *drafts]
     # Loops read bfloat16 or float32, of one kind, each row without gaps.
     dtypes = {side.logits.dtype for side in sides}
@@ -125,7 +132,7 @@ def _by_rows(
     def part(rows: slice) -> None:
         places = whole + [rows.start, 0, 0] * whole[:, 1:2]
         some = (np.ascontiguousarray(least[:, rows]), token.numpy()[rows], np.ascontiguousarray(guesses[:, rows]))
-        loops.measure(places, like, temperatures, *some, tuple(found[rows] for found in out))
+        loops.measure(places, like, temperatures, *some, (out[0][rows], out[1][rows], out[2][rows]))
 
     size = max(1, -(-len(token) // torch.get_num_threads()))
     first, *others = [slice(start, start + size) for start in range(0, max(1, len(token)), size)]
