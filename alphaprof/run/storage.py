@@ -271,6 +271,7 @@ class LocalStorage(Storage):
 
     path: Path
     _store: Any = field(default_factory=fs.LocalFileSystem, init=False, repr=False, compare=False)
+    _mine: list[int] = field(default_factory=list, init=False, repr=False, compare=False)  # the folder that is owned, opened
 
     @property
     def shown(self) -> str:
@@ -293,10 +294,10 @@ class LocalStorage(Storage):
                 os.rmdir(folder)
 
     def require_there(self) -> None:
-        """Raise `DiskFull` if the folder is gone."""
-        if not os.path.isdir(self.path):
+        """Raise `DiskFull` if the folder is gone, or is another one than that which this process owns."""
+        if not os.path.isdir(self.path) or not all(_is_at(self.path, each) for each in self._mine):
             raise DiskFull(
-                f"{self.path} was deleted or renamed while it was written",
+                f"{self.path} was deleted, renamed or replaced while it was written",
                 "if it was renamed, resume a profile there with --out and --resume; otherwise start again",
             )
 
@@ -322,12 +323,14 @@ class LocalStorage(Storage):
         require_inside(self, name)
         path = self.path / name
         temporary = path.with_name(f".{path.name}.{secrets.randbits(48)}.tmp")
+        self.require_there()
         with writing(path):
             try:
                 self._make_folder(path.parent)
                 with temporary.open("xb") as file:
                     file.write(content)
                 synced(temporary)
+                self.require_there()
                 os.replace(temporary, path)
                 synced(path.parent)
             except BaseException as error:
@@ -346,9 +349,11 @@ class LocalStorage(Storage):
         path = self.path / ".writer"
         with writing(path):
             descriptor = self._locked(path)
+            self._mine.append(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
         try:
             yield self.require_there
         finally:
+            os.close(self._mine.pop())
             with contextlib.suppress(OSError):
                 if _is_at(path, descriptor):  # not if the run was renamed, and its path belongs to another
                     path.unlink()

@@ -40,6 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that are read to be hashed."""
     found: list[Path] = []
+    monkeypatch.setattr(hashes, "SETTLED", 0.0)  # nobody writes a file again here within the resolution of its time
     monkeypatch.setattr(hashes, "_hashed", lambda file, how=hashes._hashed: found.append(file) or how(file))
     return found
 
@@ -111,6 +112,19 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, cache: Path, read:
     assert {Path(entry[0]).name for entry in json.loads(cache.read_bytes())} == {"a", "b", "d"}  # what is gone is forgotten
 
 
+def test_other_content_with_the_same_size_and_time_is_read(tmp_path: Path, cache: Path, read: list[Path]) -> None:
+    """Images and archives give all files one time; a file put in place of another one has an inode of its own."""
+    path = old(tmp_path / "model.safetensors", b"weights 1")
+    before = path.stat()
+    assert sha256_of([path]) == [hashlib.sha256(b"weights 1").hexdigest()]
+    path.write_bytes(b"weights 2")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert sha256_of([path]) == [hashlib.sha256(b"weights 2").hexdigest()]
+    assert hashes._key(path)[3] == path.stat().st_ino
+    assert len(read) == 2
+
+
 def test_a_file_that_was_just_written_is_not_kept(tmp_path: Path, cache: Path) -> None:
     """It may be written again within the resolution of its time."""
     path = tmp_path / "new"
@@ -156,7 +170,7 @@ def test_nothing_fails_where_hashes_cannot_be_kept(
     assert not cache.parent.is_dir() or os.listdir(cache.parent) == []
 
 
-def test_writers_of_several_processes_leave_a_whole_record(tmp_path: Path, cache: Path) -> None:
+def test_writers_of_several_processes_leave_a_whole_record(tmp_path: Path, cache: Path, read: list[Path]) -> None:
     files = [old(tmp_path / f"{index}", str(index).encode()) for index in range(40)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda file: sha256_of([file])[0], files))

@@ -178,13 +178,36 @@ def test_a_run_that_was_deleted_meanwhile_is_not_made_again(local: LocalStorage)
         check()
         local.path.rename(local.path.with_name("elsewhere"))
         for act in (check, lambda: local.put(RECORDS, b"{}"), lambda: local.put("manifest.json", b"{}")):
-            with pytest.raises(DiskFull, match="run was deleted or renamed while it was written") as caught:
+            with pytest.raises(DiskFull, match="run was deleted, renamed or replaced while it was written") as caught:
                 act()
             assert "--resume" in caught.value.hint
         assert not local.path.exists()
         local.make()
         with local.owned():  # of another process, at the same path
             pass
+
+
+def test_a_run_that_was_put_in_the_place_of_another_one_is_not_written(local: LocalStorage) -> None:
+    """Neither before a file is begun, nor where the folder is exchanged while it is written."""
+    other = LocalStorage(local.path.with_name("other"))
+    other.make()
+    other.put(RECORDS, b"theirs")
+    with local.owned() as check:
+        local.put(RECORDS, b"ours")
+
+        def exchange() -> None:
+            local.path.rename(local.path.with_name("old"))
+            other.path.rename(local.path)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(storage, "synced", lambda _: exchange() if not (local.path.with_name("old")).exists() else None)
+            with pytest.raises(DiskFull, match="renamed or replaced"):
+                local.put(RECORDS, b"ours again")
+        for act in (check, lambda: local.put(RECORDS, b"{}")):
+            with pytest.raises(DiskFull, match="renamed or replaced"):
+                act()
+    assert local.read(RECORDS) == b"theirs"
+    assert everything(local) == [RECORDS]
 
 
 def test_a_second_writer_is_refused_by_name_and_a_killed_one_forgotten(local: LocalStorage) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BLOB = re.compile(r"/models--[^/]+/blobs/[0-9a-f]{64}$")
 LINKS = 8  # that are followed to such a file
 SETTLED = 2.0  # seconds after which a file is changed no more within the resolution of its time
-Key = tuple[str, int, int]  # path, size, time of the last change in ns
+Key = tuple[str, int, int, int]  # path, size, time of the last change in ns as the system keeps it, inode
 
 
 def weight_files(options: ModelOptions) -> tuple[Path, ...]:
@@ -93,7 +93,8 @@ def _hashed(file: Path) -> str:
 
 def _key(file: Path) -> Key:
     state = file.stat()
-    return str(file.resolve()), state.st_size, state.st_mtime_ns
+    # Not the time of modification, which anybody may set: archives and images give all files the same.
+    return str(file.resolve()), state.st_size, state.st_ctime_ns, state.st_ino
 
 
 def _place() -> Path:
@@ -104,7 +105,7 @@ def _place() -> Path:
 def _kept() -> dict[Key, str]:
     """Return the hashes that are kept; none if they cannot be read."""
     with contextlib.suppress(OSError, RuntimeError, ValueError, TypeError):
-        return {(path, size, time): digest for path, size, time, digest in json.loads(_place().read_bytes())}
+        return {(path, size, time, inode): digest for path, size, time, inode, digest in json.loads(_place().read_bytes())}
     return {}
 
 
