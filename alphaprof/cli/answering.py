@@ -150,8 +150,8 @@ def compare(
 ) -> None:
     """Compare two drafts on the same prompts: paired differences of acceptance and tokens per round.
 
-    Of runs with two targets (fine-tuned, quantized): whether to keep the draft, retrain it or turn it off. If one run was
-    imported from an engine, show its values beside the predicted ones, and whether they agree.
+    Of runs with two targets (fine-tuned, quantized): whether to keep the draft, retrain it or turn it off. To compare an
+    engine with a run's prediction, use diagnose.
     """
     from alphaprof.commands.compare.comparison import compare as compare_sides
     from alphaprof.config.load import known_rules

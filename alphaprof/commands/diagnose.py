@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import pyarrow as pa
 
+from alphaprof.config.engines import ENGINES
+from alphaprof.costs.rounds import free_draft
+from alphaprof.costs.speedup import speedup
 from alphaprof.errors import (
     AlphaprofError,
     CheckUndecided,
@@ -28,14 +32,18 @@ from alphaprof.errors import (
 from alphaprof.profiling.engine.server import answer_of, arguments_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
+from alphaprof.render.blocks import Block, OfOneText, Small, Verdict, table_of_rows, text_name
+from alphaprof.report.pairing import TextPair, matches, pools_of_pairs, side_pools
 from alphaprof.report.scope import scope_of
-from alphaprof.report.speeds import speedup_interval
+from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.run.reader import Run, RunDraft, side_of
 from alphaprof.servers.files import ADDRESS, Page
 from alphaprof.servers.pages import GAP, counted, read_pages, rounds_of, times_of
 from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, small_sample
 from alphaprof.stats.student import quantile
+from alphaprof.totals.count import policies
+from alphaprof.totals.documents import SETTINGS, Documents
 
 Outcome = Literal["as_predicted", "differs", "too_few"]
 WORDS = {"as_predicted": "AS PREDICTED", "differs": "DIFFERS", "too_few": "TOO FEW ROUNDS"}
@@ -99,11 +107,29 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class ServedDomain(OfOneText):
+    """Tokens per round on one domain and kind of text: as the run predicts them under the rule that was served, and as
+    imported requests had them. Rounds without a draft count too.
+    """
+
+    documents: int  # of the run; if paired, those with a request of the same prompt
+    requests: int  # of the server
+    predicted: float
+    measured: float
+    difference: Interval  # measured less predicted; the intervals of all domains hold together at 99%
+
+    @property
+    def sign(self) -> int:
+        """-1: fewer tokens than predicted, 1: more, 0: no clear difference."""
+        return 1 if self.difference.low > 0 else -1 if self.difference.high < 0 else 0
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """Whether a server does what a run predicts; if not, all causes that the shape of the difference and checks allow."""
 
     format: ClassVar[str] = "alphaprof-diagnose"
-    version: ClassVar[str] = "1.0"
+    version: ClassVar[str] = "1.1"
 
     run: str  # run and draft
     server: str  # what was read
@@ -120,6 +146,9 @@ class Diagnosis:
     depths: tuple[Depth, ...]  # empty: the server does not count by depth
     causes: tuple[Cause, ...]  # found, possible, ruled out, in this order
     speeds: tuple[Speed, ...]  # empty without --plain
+    domains: tuple[ServedDomain, ...] = ()  # that run and imported requests both have; empty for counters
+    paired: bool = False  # domains are compared on the same prompts, request by request; False: as two samples
+    notes: tuple[str, ...] = ()  # in what the server drafts otherwise than the rounds of the run
 
     def blocks(self) -> Iterator[Block]:
         """Yield the outcome, its causes, and both sides by depth."""
@@ -135,13 +164,10 @@ class Diagnosis:
         of = "" if self.requests is None else f" in {fmt.many(self.requests, 'request')}"
         rounds = "an unknown number of rounds" if self.rounds is None else fmt.many(self.rounds, "round")
         yield f"{self.server}: {rounds} with a draft{of}"
+        yield from (Verdict("note", f": {unlike}") for unlike in self.notes)
         yield ""
+        words = {-1: "lower", 0: "as predicted" if self.outcome == "as_predicted" else "no clear difference", 1: "higher"}
         if self.depths:
-            words = {
-                -1: "lower",
-                0: "as predicted" if self.outcome == "as_predicted" else "no clear difference",
-                1: "higher",
-            }
             sides = ("predicted", "measured", "difference", "", "all rounds: predicted", "all rounds: measured")
             rows = (
                 (
@@ -154,6 +180,19 @@ class Diagnosis:
             yield table_of_rows("accepted, of the drafts that were reached", ("depth", *sides), rows, left=("",))
             together = fmt.level(1 - ERROR)
             yield Small(f"[{fmt.level(CONFIDENCE)} intervals]; those of differences hold together at {together}.")
+        if self.domains:
+            cells_of = (
+                (
+                    *(text_name(item, self.domains), f"{fmt.count(item.documents)} / {fmt.count(item.requests)}"),
+                    *(fmt.number(item.predicted), fmt.number(item.measured), fmt.difference(item.difference, 2)),
+                    words[item.sign],
+                )
+                for item in self.domains
+            )
+            columns = ("domain", "docs / requests", "predicted", "measured", "difference", "")
+            yield table_of_rows("tokens per round", columns, cells_of, left=("",))
+            pairs = "the same prompts, paired" if self.paired else "two samples"
+            yield Small(f"{pairs}; intervals of differences hold together at {fmt.level(1 - ERROR)}.")
         if self.causes:
             cells = ((cause.about, cause.state, cause.evidence) for cause in self.causes)
             about = ("state", "evidence, or what separates it")
@@ -264,8 +303,9 @@ def diagnose(
     """
     if bool(pages) == bool(shares):
         raise OptionInvalid("name what a server counted, once", "give an address, pages, an imported run, or --acceptance")
-    if len(pages) == 1 and Path(pages[0]).is_dir():
-        known = served_run(side_of(pages[0]), None, None)
+    served = side_of(pages[0]) if len(pages) == 1 and Path(pages[0]).is_dir() else None
+    if served is not None:
+        known = rounds_alone(served) if served.run.manifest.drafting != CHAIN else served_run(served, None, None)
     elif pages:
         known = served_counts(read_pages(pages, seconds, tick), cut(pages[-1]), labels, gamma)
     else:
@@ -276,6 +316,7 @@ def diagnose(
         asked = "" if decided in ("auto", known.gamma) else f" ({decided} were decided)"
         problem = f"the server drafts {known.gamma} tokens a round{asked}; {side.label} was not replayed at this gamma"
         raise NotComparable(problem, f"profile with gammas that include {known.gamma}; --reuse-continuations keeps the text")
+    texts, paired = served_texts(side, served, domain) if served is not None else ([], False)
     run = served_run(side, known.gamma, domain)
     found: dict[str, str] = {}
     if decided not in ("auto", known.gamma):
@@ -293,6 +334,15 @@ def diagnose(
     shape, possible = shape_of(depths, sign, float(known.rounds.sum()))
     if possible and known.rule:
         shape, possible = by_context(run, known) or (shape, possible)
+    domains = tuple(served_domains(texts, known.gamma, paired))
+    if (odd := [item for item in domains if item.sign]) and not shape:
+        fewer = [item for item in odd if item.sign < 0]
+        listed = ", ".join(text_name(item, domains) for item in fewer or odd)
+        shape = f"{'fewer' if fewer else 'more'} tokens per round than predicted: {listed}"
+        possible = (*FIRST, "feedback") if fewer else FIRST
+    if paired:  # on the same prompts a smaller loss would have shown
+        losses = [(each.difference.value - each.difference.low) / max(each.predicted - 1, 1e-9) for each in domains]
+        missed = min(missed, max(losses))
     likely, out, sure = compare_prompts(run, known)
     if possible and pages and pages[0].startswith(ADDRESS):
         more, less = ask_server(side, run.rule, pages[0])
@@ -330,6 +380,9 @@ def diagnose(
         depths=depths,
         causes=tuple(causes),
         speeds=tuple(speeds_of(run, known, plain_times(plain, labels))) if plain else (),
+        domains=domains,
+        paired=paired,
+        notes=tuple(unlike_the_server(side, served)) if served is not None else (),
     )
 
 
@@ -459,6 +512,99 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
         speedup=speedup_interval(faster, CONFIDENCE),
         exact=scope.exact,
     )
+
+
+def rounds_alone(served: RunDraft) -> Served:
+    """Return the rounds of imported requests that drafted no chains: as counters, since nothing is known by depth."""
+    run, (gamma,), (rule,) = served.run, served.run.gammas, served.run.rules
+    documents = Documents.of(run.documents())
+    pools = [pool for pool in side_pools(served, documents, [rule]).values() if pool.defined]
+    rounds, tokens = (sum(float(pool[name].sum()) for pool in pools) for name in (f"rounds_{gamma}", "tokens"))
+    unknown, imported = np.full((1, gamma), np.nan), run.manifest.imported
+    return Served(
+        about=f"{run.path} ({imported.engine if imported else 'profiled'})",
+        rounds=np.array([rounds]),
+        tested=unknown,
+        accepted=unknown,
+        kept=tokens - rounds,
+        requests=run.manifest.documents,
+        rule=rule,
+    )
+
+
+def served_texts(side: RunDraft, served: RunDraft, domain: str | None) -> tuple[list[TextPair], bool]:
+    """Return the texts that a run and imported requests have in common under the rule that was served (of `domain`, if it is
+    named), and whether they are paired: if most prompts of one are known to be the other's. Raises `NotComparable` for
+    another draft, and for text or a rule that the run does not have.
+    """
+    if served.draft != side.draft and served.draft in side.run.manifest.drafts:
+        problem = f"{served.run.path} was served with draft {served.draft}, not {side.label}"
+        hint = f"diagnose {side.run.path}:{served.draft}, or import with the served draft as --draft"
+        raise NotComparable(problem, hint)
+    (rule,), imported, sides = served.run.rules, served.run.manifest.imported, (side, served)
+    tables = [each.run.documents() for each in sides]
+    for number, documents in enumerate(tables):  # on-policy text as one kind, generated or given: imports hold it as given
+        place, kinds = documents.schema.get_field_index("continuation"), policies(documents).tolist()
+        tables[number] = documents.set_column(place, "continuation", pa.array(kinds, pa.string()))
+    one, two = (
+        {key: pool for key, pool in side_pools(each, Documents.of(table), [rule]).items() if pool.defined}
+        for each, table in zip(sides, tables, strict=True)
+    )
+    if {key[1:] for key in one}.isdisjoint(key[1:] for key in two):
+        here, there = (
+            " and ".join(sorted({fmt.text_kind(key[1], pool.sampling) for key, pool in pools.items()})) or "none"
+            for pools in (one, two)
+        )
+        problem = f"{side.label} and {served.run.path} share no text with rounds under {rule}: {here}; {there}"
+        raise NotComparable(problem, "profile text of the served temperature, or import with the settings that were served")
+    rows = matches(tables, SETTINGS)
+    by_ids = imported is not None and imported.prompts_known_by == PROMPTS_KNOWN_BY[0]
+    paired = by_ids and 2 * len(rows[0]) > min(map(len, tables))  # of fewer, two samples say more
+    if paired:
+        one, two = pools_of_pairs(sides, tables, rows, [rule])
+    texts = [text for text in TextPair.of(one, two) if text.has_rounds and domain in (None, text.domain)]
+    return texts, bool(paired and texts)
+
+
+def served_domains(texts: Sequence[TextPair], gamma: int, paired: bool) -> Iterator[ServedDomain]:
+    """Yield tokens per round of both sides. Of two samples, the interval is made of both (Zou and Donner 2008,
+    doi:10.1002/sim.3095).
+    """
+    for text in texts:
+        confidence = 1 - ERROR / len(texts)
+        (spent, base), (spent_there, base_there) = text.totals(gamma)
+        predicted, measured = float(base.sum() / spent.sum()), float(base_there.sum() / spent_there.sum())
+        if paired:
+            difference = text.difference(gamma, confidence)
+        else:
+            free = [speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in text.sides]
+            ours, theirs = (tokens_interval(each, gamma, confidence) for each in free)
+            assert ours is not None and theirs is not None  # noqa: S101, PT018  both have rounds
+            off = theirs.value - ours.value
+            low = math.hypot(theirs.value - theirs.low, ours.high - ours.value)
+            difference = Interval(off, off - low, off + math.hypot(theirs.high - theirs.value, ours.value - ours.low))
+        yield ServedDomain(
+            domain=text.domain,
+            continuation=text.first.continuation,
+            sampling=text.first.sampling,
+            on_policy=True,
+            documents=len(text.first.cluster),
+            requests=len(text.second.cluster),
+            predicted=predicted,
+            measured=measured,
+            difference=difference,
+        )
+
+
+def unlike_the_server(side: RunDraft, served: RunDraft) -> Iterator[str]:
+    """Yield in what an engine drafts or verifies otherwise than the rounds of a run."""
+    drafting = served.run.manifest.drafting
+    if served.draft != side.draft:
+        yield f"the metrics of {served.run.path} do not show which draft was served: the prediction is for {side.label} only"
+    if not any(side.run.manifest.drafts[side.draft].method_in(engine) for engine in ENGINES):
+        yield f"no known engine drafts like {side.label}: name the draft that was served"
+    if drafting != CHAIN:
+        yield f"{served.run.path} used {drafting} drafting, but rounds of {side.run.path} are chains: a tree accepts more"
 
 
 def served_counts(pages: Sequence[Page], where: str, labels: Sequence[str], gamma: int | None) -> Served:

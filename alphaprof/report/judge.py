@@ -42,7 +42,7 @@ from alphaprof.totals.pool import DocumentTotals, accepted_of
 ALONE = Mix(("",), (1.0,))  # one domain
 SURELY = 0.01  # chance of a rank correlation as strong as this if there is none
 IMPORT_DECIDES = (
-    "for the target in {} (decision.served_dtype), import the engine's metrics and compare them (alphaprof compare RUN "
+    "for the target in {} (decision.served_dtype), import the engine's metrics and compare them (alphaprof diagnose RUN "
     "IMPORT): the report of the import decides"
 )
 

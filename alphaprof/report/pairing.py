@@ -88,7 +88,7 @@ def require_comparable(first: RunDraft, second: RunDraft) -> None:
     if first.run.imported != second.run.imported:
         imported, profiled = (here, there) if first.run.imported else (there, here)
         problem = f"{imported} was imported from an engine's metrics, and {profiled} was profiled"
-        raise NotComparable(problem, "import both, or profile both; compare shows what each says about a domain")
+        raise NotComparable(problem, f"import both, or profile both; or ask alphaprof diagnose {profiled} {imported}")
     for (name, value, hint), (_, other, _) in zip(_must_be_equal(first), _must_be_equal(second), strict=True):
         if value != other:
             raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)

@@ -29,13 +29,19 @@ from alphaprof.commands.diagnose import (
     shape_of,
 )
 from alphaprof.errors import AlphaprofError
+from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.servers.pages import bucket_quantile
 from tests.commands.test_first_look import page
-from tests.commands.test_import import as_requests, counted, failure, imported, invoke, response
+from tests.commands.test_import import STRICT, as_requests, counted, end_wrong, failure, imported, invoke, response
+from tests.commands.test_import_sglang import STRICT as SGLANG
+from tests.commands.test_import_sglang import imported as served_by_sglang
+from tests.commands.test_import_sglang import of_rounds
 from tests.loops import each
-from tests.synthetic import Domain, Recipe, write_run
+from tests.reporting import only
+from tests.synthetic import Domain, Recipe, rewritten, write_run
 
+TREE = (*SGLANG, "--drafting", "tree", "--gamma", "3")
 RECIPE = Recipe(
     domains={"code": Domain(documents=60, alpha=0.8, shortest=60, longest=120)},
     gammas=(2, 3, 7),
@@ -230,8 +236,102 @@ def test_requests_that_were_imported_bring_their_own_variation_and_rule(side: Ru
     served = imported(tmp_path, rows)
     answer = diagnose(side, [str(served.path)])
     assert (answer.outcome, answer.requests) == ("as_predicted", 60)
+    assert answer.domains == ()  # their domain is called traffic
     other = imported(tmp_path, rows, "--rule", "one_hot", "--temperature", "0.7", name="sampled")
-    assert of(diagnose(side, [str(other.path)]), "found") == {"rule"}
+    code, text = failure(invoke("diagnose", side.label, other.path))
+    assert (code, "share no text with rounds under one_hot: none; sampled at temperature 0.7" in text) == (12, True)
+
+
+@pytest.fixture(scope="module")
+def two_domains(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    domains = {
+        name: Domain(documents=40, alpha=alpha, shortest=60, longest=90) for name, alpha in (("code", 0.8), ("chat", 0.5))
+    }
+    run = write_run(tmp_path_factory.mktemp("domains") / "run", Recipe(domains=domains, gammas=(3,), seed=3))
+    return rewritten(run, "small", end_wrong)
+
+
+def test_each_domain_of_requests_stands_beside_its_own(two_domains: Run, tmp_path: Path) -> None:
+    """An engine that does what the log says differs by nothing, as two samples by both intervals; then chat loses drafts."""
+    side, rows = RunDraft(two_domains, "small"), as_requests(two_domains, "small", 3)
+    asked = (*STRICT, "--domain-key", "domain", "--draft", "small")
+    answer = diagnose(side, [str(imported(tmp_path, rows, *asked, name="engine").path)])
+    assert (answer.outcome, answer.paired, answer.notes) == ("as_predicted", False, ())
+    report = build_report(two_domains)
+    for item in answer.domains:
+        expected = only(report, item.domain, "small", "strict").gammas[0].tokens_per_round
+        assert (item.predicted, item.measured) == pytest.approx((expected.value, expected.value))
+        half = math.hypot(expected.high - expected.value, expected.value - expected.low)
+        assert half < item.difference.high < 2.5 * half  # at 1% over both domains, and not 5% each
+    assert {item.domain for item in answer.domains} == {"code", "chat"}
+    for row in rows:
+        if row["domain"] == "chat":
+            rounds = row["usage"]["completion_tokens"] - 1
+            row["metrics"]["speculative_decoding"] = counted([0] * rounds, [3] * rounds, 3)
+    lost = imported(tmp_path, [row for row in rows if row["domain"] == "chat"], *asked, name="lost")
+    answer = diagnose(side, [str(lost.path)])
+    assert [(item.domain, item.measured, item.sign) for item in answer.domains] == [("chat", 1.0, -1)]
+    found = invoke("diagnose", side.label, lost.path).stdout
+    assert re.search(r"^ chat +40 / 40 .* lower *$", found, re.MULTILINE), found
+
+
+def test_a_domain_alone_can_differ(two_domains: Run, tmp_path: Path) -> None:
+    """Code gains what chat loses, so that the depths of all traffic show nothing."""
+    side = RunDraft(two_domains, "small")
+    rows = as_requests(two_domains, "small", 3)
+    for row in rows:
+        row["domain"] = {"code": "chat", "chat": "code"}[row["domain"]]
+    swapped = imported(tmp_path, rows, *STRICT, "--domain-key", "domain", "--draft", "small", name="swapped")
+    answer = diagnose(side, [str(swapped.path)])
+    assert {(item.domain, item.sign) for item in answer.domains} == {("code", -1), ("chat", 1)}
+    assert all(depth.sign == 0 for depth in answer.depths)
+    assert (answer.outcome, answer.reason) == ("differs", "fewer tokens per round than predicted: code")
+
+
+def same_prompts(folder: Path, documents: int, alpha: float = 0.7) -> Run:
+    """A run whose prompts are the token ids of the requests that `as_requests` makes of it."""
+    prompts = [np.array([number, 7], "<i4").tobytes().decode() for number in range(documents)]
+    domain = Domain(documents=documents, alpha=alpha, prompts=prompts)
+    run = write_run(folder, Recipe(domains={"code": domain}, drafts={"small": 0.0, "large": 0.2}, seed=4))
+    return rewritten(run, "small", end_wrong)
+
+
+def test_requests_and_documents_are_paired_where_prompts_are_known_by_token_ids(tmp_path: Path) -> None:
+    """What both have cancels out of the difference, in any order; what few share is not worth it."""
+    run = same_prompts(tmp_path / "profiled", 24)
+    side, requests = RunDraft(run, "small"), as_requests(run, "small", 3)[::-1]
+    asked = (*STRICT, "--domain", "code")
+    answer = diagnose(side, [str(imported(tmp_path, requests[:20], *asked, name="engine").path)])
+    (item,) = answer.domains
+    assert (answer.paired, item.documents, item.requests, item.difference.value) == (True, 20, 20, 0)
+    assert answer.outcome == "as_predicted"  # two samples of this size are too few
+    assert answer.visible == pytest.approx(-item.difference.low / (item.predicted - 1))
+    few = imported(tmp_path, [*requests[:2], *(response(number) for number in range(100, 112))], *asked)
+    answer = diagnose(side, [str(few.path)])
+    assert (answer.paired, answer.domains[0].documents, answer.domains[0].requests) == (False, 24, 14)
+
+
+def test_another_draft_is_seen_and_named(tmp_path: Path) -> None:
+    run = same_prompts(tmp_path / "profiled", 24)
+    rows, side = as_requests(run, "large", 3), RunDraft(run, "small")
+    eagle = imported(tmp_path, rows, *STRICT, "--domain", "code", "--draft", "eagle", name="eagle")
+    answer = diagnose(side, [str(eagle.path)])
+    assert (answer.outcome, answer.domains[0].sign) == ("differs", 1)
+    assert "do not show which draft was served" in answer.notes[0]
+    named = imported(tmp_path, rows, *STRICT, "--domain", "code", "--draft", "large", name="large")
+    code, text = failure(invoke("diagnose", side.label, named.path))
+    assert (code, "was served with draft large" in text, f"diagnose {run.path}:large" in text) == (12, True, True)
+    assert diagnose(RunDraft(run, "large"), [str(named.path)]).notes == ()
+
+
+def test_trees_are_compared_by_tokens_per_round_alone(tmp_path: Path) -> None:
+    run = same_prompts(tmp_path / "profiled", 24)
+    rows = [of_rounds([3, 0, 2, 1, 3, 1], 7, number) for number in range(30)]
+    tree = served_by_sglang(tmp_path, rows, *TREE, "--domain", "code")
+    answer = diagnose(RunDraft(run, "small"), [str(tree.path)])
+    assert (answer.depths, answer.rounds, answer.measured_length.value) == ((), 180, pytest.approx(16 / 6))
+    assert answer.domains[0].measured == pytest.approx(16 / 6)
+    assert "used tree drafting" in answer.notes[-1]
 
 
 def test_what_only_long_prompts_lose_is_a_matter_of_context(side: RunDraft, tmp_path: Path) -> None:

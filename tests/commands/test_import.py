@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import http.server
 import json
-import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -528,96 +527,6 @@ def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -
         assert found["difference"]["value"] == pytest.approx(values[1] - values[0])
         assert (item["first"], item["second_coverage"], item["difference"]) == (None, None, None)
     assert "alpha\n" not in invoke("compare", pair[0].path, pair[1].path).stdout
-
-
-def test_a_run_predicts_what_an_engine_is_seen_to_do(simulated: Run, tmp_path: Path) -> None:
-    """By domain, at the gamma and rule that were served: an engine that does what the log says differs by nothing."""
-    engine = imported(tmp_path, as_requests(simulated, "small", 3), *STRICT, "--domain-key", "domain", "--draft", "eagle")
-    content = json.loads(invoke("compare", f"{simulated.path}:small", engine.path, "--format", "json").stdout)
-    report = build_report(simulated)
-    assert (content["paired"], content["confirms"], content["documents"], content["same_text"]) == (False, True, 0, None)
-    assert content["unpaired"][0] == content["unpaired"][1]
-    assert {item["domain"] for item in content["differences"]} == {item.domain for item in report.results}
-    for item in content["differences"]:
-        (found,) = item["tokens_per_round"]
-        expected = only(report, item["domain"], "small", "strict").gammas[2].tokens_per_round
-        assert (found["gamma"], found["first"]) == (3, pytest.approx(expected.value))
-        assert found["difference"]["value"] == pytest.approx(0, abs=1e-9)
-        half = math.hypot(expected.high - expected.value, expected.value - expected.low)
-        assert found["difference"]["high"] == pytest.approx(half)
-    text = invoke("compare", f"{simulated.path}:small", engine.path).stdout
-    assert "alpha" not in text.replace("alphaprof", "")
-    back = json.loads(invoke("compare", engine.path, f"{simulated.path}:small", "--format", "json").stdout)
-    assert back == content  # the run predicts, whatever the order
-
-
-def same_prompts(folder: Path, documents: int, alpha: float = 0.7) -> Run:
-    """A run whose prompts are the token ids of the requests that `as_requests` makes of it."""
-    prompts = [np.array([number, 7], "<i4").tobytes().decode() for number in range(documents)]
-    domain = Domain(documents=documents, alpha=alpha, prompts=prompts)
-    run = write_run(folder, Recipe(domains={"code": domain}, drafts={"small": 0.0, "large": 0.2}, seed=4))
-    return rewritten(run, "small", end_wrong)
-
-
-def shown(*call: Any) -> Any:
-    return json.loads(invoke("compare", *call, "--format", "json").stdout)
-
-
-def test_a_run_and_an_engine_are_paired_where_prompts_are_known_by_token_ids(tmp_path: Path) -> None:
-    """Documents that both have cancel out of the difference, in any order; what few share is not worth it."""
-    run = same_prompts(tmp_path / "profiled", 24)
-    requests = as_requests(run, "small", 3)[::-1]
-    engine = imported(tmp_path, requests[:20], *STRICT, "--domain-key", "domain", name="engine")
-    content = shown(f"{run.path}:small", engine.path)
-    assert (content["paired"], content["documents"], content["unpaired"]) == (True, 20, [4, 0])
-    (item,) = content["differences"]
-    (found,) = item["tokens_per_round"]
-    assert (item["documents"], found["difference"]["value"]) == (20, 0)
-    assert found["first_by_position"] == pytest.approx(found["second_by_position"])
-    assert content["agreement"].endswith("the engine agrees with the prediction: code")
-    few = imported(tmp_path, [*requests[:2], *(response(number) for number in range(100, 112))], *STRICT, "--domain", "code")
-    assert shown(f"{run.path}:small", few.path)["paired"] is False
-
-
-def test_positions_of_an_engine_are_those_of_its_requests(tmp_path: Path) -> None:
-    run = same_prompts(tmp_path / "profiled", 12)
-    requests = as_requests(run, "small", 3)
-    engine = imported(tmp_path, requests, *STRICT, "--domain-key", "domain")
-    (found,) = shown(f"{run.path}:small", engine.path)["differences"][0]["tokens_per_round"]
-    rounds = [row["metrics"]["speculative_decoding"]["acceptance_histogram"] for row in requests]
-    by_length = np.array(rounds).sum(0)
-    expected = by_length[::-1].cumsum()[::-1] / by_length.sum()
-    assert found["second_by_position"] == pytest.approx(expected[1:])
-
-
-def test_an_engine_that_accepts_another_number_does_not_agree(tmp_path: Path) -> None:
-    run = same_prompts(tmp_path / "profiled", 24)
-    engine = imported(tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "eagle")
-    content = shown(f"{run.path}:small", engine.path)
-    assert content["agreement"].endswith("the engine emits more than predicted: code")
-    difference = content["overall"][0]["tokens_per_round"][0]["difference"]
-    assert 0 < difference["low"] < difference["value"] < difference["high"]
-    named = imported(
-        tmp_path, as_requests(run, "large", 3), *STRICT, "--domain-key", "domain", "--draft", "large", name="large"
-    )
-    code, text = failure(invoke("compare", f"{run.path}:small", named.path))
-    assert (code, "was served with draft large" in text, f"compare {run.path}:large" in text) == (12, True, True)
-    assert shown(f"{run.path}:large", named.path)["notes"] == []
-
-
-def test_another_gamma_rule_or_domain_than_an_engine_served_is_refused(simulated: Run, tmp_path: Path) -> None:
-    run = same_prompts(tmp_path / "profiled", 4)
-    engine = imported(tmp_path, as_requests(run, "small", 3), *STRICT, "--domain-key", "domain", name="engine")
-    for option in (("--gamma", "2"), ("--rules", "one_hot")):
-        for sides in ((f"{run.path}:small", engine.path), (engine.path, f"{run.path}:small")):
-            code, text = failure(invoke("compare", *sides, *option))
-            assert (code, "was served with" in text) == (2, True)
-    assert invoke("compare", f"{run.path}:small", engine.path, "--gamma", "3", "--rules", "strict").exit_code == 0
-    odd = imported(tmp_path, as_requests(simulated, "small", 7), *STRICT, "--domain-key", "domain", name="odd")
-    other = imported(tmp_path, as_requests(simulated, "small", 3), *STRICT, "--domain", "elsewhere", name="other")
-    for served, words in ((odd, "with 7 speculative tokens"), (other, "elsewhere (greedy)")):
-        code, text = failure(invoke("compare", f"{simulated.path}:small", served.path))
-        assert (code, words in text) == (12, True)
 
 
 def test_runs_that_were_served_otherwise_are_not_comparable(pair: tuple[Run, Run], simulated: Run, tmp_path: Path) -> None:

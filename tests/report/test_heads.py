@@ -115,7 +115,7 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         report = reported(tmp_path / str(served), dataclasses.replace(RECIPE, decision=decision, heads={}))
         verdicts = {item.verdict for item in report.results if item.verdict} | {report.answer.verdict}
         assert (verdicts == {"UNDECIDED"}) != decided
-        assert ("compare RUN IMPORT" in report.answer.reason) != decided
+        assert ("diagnose RUN IMPORT" in report.answer.reason) != decided
         assert report.answer.speedup is not None
         assert report.traffic.served_dtype == (None if decided else "fp8")
         said = "on any engine" if decided else "on any engine that serves the target in bfloat16, not in fp8"
@@ -124,7 +124,7 @@ def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
         assert f"{said[1:]}, draft small" in ReportAnswer(report).html()
         for item in (each for each in report.results if each.verdict):
             assert item.reason.startswith("the target in bfloat16 stands in") != decided
-            assert "compare RUN IMPORT" not in item.reason
+            assert "diagnose RUN IMPORT" not in item.reason
 
 
 def test_a_block_has_rounds_of_its_own_length_alone(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,10 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.commands.compare.target_change import TargetChange, target_change
-from alphaprof.config.engines import ENGINES
-from alphaprof.costs.rounds import free_draft
-from alphaprof.costs.speedup import speedup
-from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, OfOneText, Small, Verdict, table_of_rows, text_name
 from alphaprof.report.pairing import (
@@ -23,21 +18,13 @@ from alphaprof.report.pairing import (
     common_gammas,
     deciding_gamma,
     difference_over,
-    matches,
     over_domains,
     paired_texts,
-    pools_of_pairs,
     require_comparable,
-    side_pools,
 )
-from alphaprof.report.result import counted
-from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import parse_rule
-from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, distinct
-from alphaprof.totals.count import policies
-from alphaprof.totals.documents import SETTINGS, Documents
 
 MARGIN = 0.03  # share of tokens per round that a draft may lose under another target
 MORE, LESS, SAME = "more", "less", "no clear difference"
@@ -57,8 +44,6 @@ class TokensDifference:
     first: float  # tokens per round of the first
     second: float  # tokens per round of the second
     difference: Interval  # second less first
-    first_by_position: tuple[float, ...]  # share of rounds with a proposal that accepted at least 1, 2, ... drafts; or empty
-    second_by_position: tuple[float, ...]  # the same of the second
 
 
 @dataclass(frozen=True)
@@ -81,9 +66,7 @@ class Difference(OfOneText):
 
 @dataclass(frozen=True)
 class OverallDifference:
-    """Tokens per round of one rule on one kind of text, over all its domains together. `tokens_per_round` names no shares by
-    position.
-    """
+    """Tokens per round of one rule on one kind of text, over all its domains together."""
 
     rule: str
     sampling: dict[str, float] | None  # settings that p was processed with, q by draft_processing; None: the plain softmax
@@ -96,25 +79,19 @@ class OverallDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The paired comparison of two drafts. Unpaired documents are left out and counted. Of a run and an engine's import, the
-    run is always first, and both have tokens per round only; if their prompts cannot be paired, each stands for its domain
-    with its own documents.
-    """
+    """The paired comparison of two drafts. Unpaired documents are left out and counted."""
 
     format: ClassVar[str] = "alphaprof-compare"
     version: ClassVar[str] = "2.0"
 
     first: str  # run and draft
     second: str  # run and draft
-    paired: bool  # document by document; False: independent samples of a domain
-    confirms: bool  # the first, a run, predicts; the second is what an engine was seen to do
     confidence: float
     same_text: bool | None  # both measured the same tokens; None: imported runs do not hold them
     documents: int
     interrupted: tuple[str, ...]  # sides whose run is not complete
     unpaired: tuple[int, int]  # documents without a partner: of the first, of the second
-    notes: tuple[str, ...]  # if alpha is that of first drafts, or the two do not draft or verify alike
-    agreement: str  # whether the engine does what was predicted, in words; empty if nothing was
+    notes: tuple[str, ...]  # if alpha is that of first drafts, or the two do not verify alike
     gamma: int | None  # that the answer speaks of: the decision's, or the largest of both; None: they have none in common
     overall: tuple[OverallDifference, ...]  # of paired documents; empty if no rule has rounds
     differences: tuple[Difference, ...]  # one for each domain, kind of text and rule
@@ -125,11 +102,8 @@ class Comparison:
         (one, two), lone = self.sides, [fmt.count(number) for number in self.unpaired]
         yield from _which_accepts_more(self) if self.target_change is None else self.target_change.blocks()
         yield from ("", f"{one:<9} {self.first}", f"{two:<9} {self.second}")
-        if self.paired:
-            paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
-            yield f"{paired}; unpaired: {lone[0]} of {one}, {lone[1]} of {two}"
-        else:
-            yield f"two unpaired samples of each domain: {lone[0]} {one}, {lone[1]} {two}"
+        paired = f"{fmt.many(self.documents, 'document')} paired by prompt, on {TEXTS[self.same_text]}"
+        yield f"{paired}; unpaired: {lone[0]} of {one}, {lone[1]} of {two}"
         yield ""
         if self.same_text is not None and self.target_change is None:
             acceptance = (
@@ -159,20 +133,8 @@ class Comparison:
             )
             columns = ("domain", "rule", "gamma", one, two, "difference")
             yield table_of_rows("tokens per round", columns, rows, left=("rule",))
-        if named and self.confirms:
-            title = "share of rounds with a proposal that accept the first 1, 2, ... drafts"
-            cells = (
-                (
-                    name,
-                    " ".join(map(fmt.share, tokens.first_by_position)) or fmt.NOTHING,
-                    " ".join(map(fmt.share, tokens.second_by_position)) or fmt.NOTHING,
-                )
-                for name, _, tokens in named
-            )
-            yield table_of_rows(title, ("domain", one, two), cells, left=(one, two), wrapped=(one, two))
         yield from (Verdict("note", f": {unlike}") for unlike in self.notes)
-        kind = "paired" if self.paired else "of two unpaired samples"
-        yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, {kind}.")
+        yield Small(f"difference: {two} minus {one}, with a {fmt.level(self.confidence)} interval over documents, paired.")
         if self.same_text is not None and self.target_change is None:
             yield Small("alpha is over positions with a proposal: if coverage differs, compare tokens per round.")
             yield Small("* off-policy: the rule's decoding would not emit this text   ~ lossy: measured step by step")
@@ -180,9 +142,7 @@ class Comparison:
     @property
     def sides(self) -> tuple[str, str]:
         """What the two are called."""
-        if self.target_change is not None:
-            return "before", "after"
-        return ("predicted", "engine") if self.confirms else ("first", "second")
+        return ("before", "after") if self.target_change is not None else ("first", "second")
 
 
 def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
@@ -208,9 +168,7 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
     else:
         why = "the two have no gamma in common" if comparison.gamma is None else "no rule has rounds on this text"
         yield f"{why}: the table compares alpha"
-    if comparison.agreement:
-        yield comparison.agreement
-    elif len(texts) > 1:
+    if len(texts) > 1:
         words = _grouped((_word(tokens.difference), name) for name, tokens in texts)
         some = {
             word: ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
@@ -223,9 +181,7 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
 def _difference_line(comparison: Comparison, tokens: TokensDifference, where: str) -> str:
     """Return the difference at one gamma as a sentence."""
     word, (one, two) = _word(tokens.difference), comparison.sides
-    if word != SAME and comparison.confirms:
-        word = f"the {two} accepts {word} than {one}"
-    elif word != SAME:
+    if word != SAME:
         drafts = [fmt.short(label.rpartition(":")[2]) for label in (comparison.first, comparison.second)]
         first, second = (f" ({draft})" if drafts[0] != drafts[1] else "" for draft in drafts)
         word = f"{two}{second} accepts {word} than {one}{first}"
@@ -251,30 +207,20 @@ def compare(
     margin: float = MARGIN,
 ) -> Comparison:
     """Pair the documents of two runs by prompt and take differences. Raises `NotComparable` with the reason, and
-    `OptionInvalid` for a gamma that was not replayed in both. Of a run and an import from an engine: what the run predicts,
-    and what the engine was seen to do, under the rule and at the gamma that were served; `OptionInvalid` for others. Of runs
-    with two targets: whether the draft may stay if it may lose `margin`, a share of its tokens per round.
+    `OptionInvalid` for a gamma that was not replayed in both. Of runs with two targets: whether the draft may stay if it may
+    lose `margin`, a share of its tokens per round.
 
     `rules`: ids; default: those of the first run. `gamma`: the one length to compare; default: all that both runs have.
     The confidence is that of the first run's decision.
     """
     confidence = float(first.run.manifest.profile.decision.confidence)
-    confirms, same_text, paired = first.run.imported != second.run.imported, None, True
-    if confirms:
-        first, second = (second, first) if first.run.imported else (first, second)
-        _require_as_served(first, second, rules, gamma)
-        gammas = second.run.gammas
-        texts, paired, lone = _served_texts(first, second)
-        documents = sum(len(text.first.cluster) for text in texts) if paired else 0
-    else:
-        require_comparable(first, second)
-        gammas = common_gammas(first, second, gamma)
-        texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
-        documents, same_text = len(rows[0]), _same_text(first.run, second.run, rows)
-    odd = () if confirms else changed_facts(first.run, second.run)
+    require_comparable(first, second)
+    gammas = common_gammas(first, second, gamma)
+    texts, rows, lone = paired_texts(first, second, list(rules or first.run.rules))
+    odd = changed_facts(first.run, second.run)
     deciding = deciding_gamma(first, gammas, second.run.manifest.profile if odd else None)  # as `alphaprof check --baseline`
     changed = target_change(first, second, texts, rows, deciding, margin) if odd and deciding is not None else None
-    differences = tuple(_text_difference(text, gammas, confidence, paired) for text in texts)
+    differences = tuple(_text_difference(text, gammas, confidence) for text in texts)
     heads = [side.label for side in (first, second) if side.run.manifest.drafts[side.draft].by_depth]
     notes = [f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"] if heads else []
     one, two = (side.run.manifest.profile.target.attn_implementation or "the default" for side in (first, second))
@@ -284,92 +230,17 @@ def compare(
     return Comparison(
         first=first.label,
         second=second.label,
-        paired=paired,
-        confirms=confirms,
         confidence=confidence,
-        same_text=same_text,
-        documents=documents,
+        same_text=_same_text(first.run, second.run, rows),
+        documents=len(rows[0]),
         interrupted=tuple(side.label for side in (first, second) if side.run.manifest.status != "complete"),
         unpaired=lone,
-        notes=tuple(_unlike_the_engine(first, second) if confirms else notes),
-        agreement=_agreement(differences, confidence) if confirms else "",
+        notes=tuple(notes),
         gamma=deciding,
-        overall=tuple(_overall(first.run, texts, gammas, confidence)) if paired and gammas else (),
+        overall=tuple(_overall(first.run, texts, gammas, confidence)) if gammas else (),
         differences=differences,
         target_change=changed,
     )
-
-
-def _require_as_served(run: RunDraft, served: RunDraft, rules: Sequence[str] | None, gamma: int | None) -> None:
-    """Raise `OptionInvalid` for another rule or gamma than an engine served, `NotComparable` if the run does not have that
-    gamma, or its draft is another one.
-    """
-    (known,), (rule,) = served.run.gammas, served.run.rules  # all that an import has
-    for option, asked, found in (("--rules", list(rules or [rule]), [rule]), ("--gamma", gamma or known, known)):
-        if asked != found:
-            problem = f"{served.run.path} was served with {rule} and {known} speculative tokens: only these can be compared"
-            raise OptionInvalid(problem, f"leave out {option}")
-    if known not in run.run.gammas:
-        problem = f"{served.run.path} was served with {known} speculative tokens, but {run.run.path} lacks this gamma"
-        raise NotComparable(problem, f"profile with gammas that include {known}; --reuse-continuations keeps the text")
-    if served.draft != run.draft and served.draft in run.run.manifest.drafts:
-        problem = f"{served.run.path} was served with draft {served.draft}, not {run.label}"
-        raise NotComparable(problem, f"compare {run.run.path}:{served.draft}, or import with the served draft as --draft")
-
-
-def _served_texts(run: RunDraft, served: RunDraft) -> tuple[list[TextPair], bool, tuple[int, int]]:
-    """Return what a run predicts beside what an engine was seen to do, by domain: paired by prompt if most prompts of one
-    are known to be the other's. Raises `NotComparable` if they have no domain, text and rule in common.
-
-    Returns the texts, whether they are paired, and how many documents of each have no partner; of two samples, all.
-    """
-    (rule,) = served.run.rules
-    sides, tables = (run, served), [side.run.documents() for side in (run, served)]
-    for side, documents in enumerate(tables):  # on-policy text as one kind, generated or given: imports hold it as given
-        place, kinds = documents.schema.get_field_index("continuation"), policies(documents).tolist()
-        tables[side] = documents.set_column(place, "continuation", pa.array(kinds, pa.string()))
-    rows = matches(tables, SETTINGS)
-    imported = served.run.manifest.imported
-    by_ids = imported is not None and imported.prompts_known_by == PROMPTS_KNOWN_BY[0]
-    paired = by_ids and 2 * len(rows[0]) > min(map(len, tables))  # of fewer, two samples say more
-    if paired:
-        one, two = pools_of_pairs(sides, tables, rows, [rule])
-    else:
-        one, two = (side_pools(side, Documents.of(table), [rule]) for side, table in zip(sides, tables, strict=True))
-    one, two = ({key: pool for key, pool in pools.items() if pool.defined} for pools in (one, two))
-    texts = TextPair.of(one, two)
-    if not texts:
-        here, there = (" / ".join(f"{key[0]} ({key[1] or 'given'})" for key in side) or "none" for side in (one, two))
-        raise NotComparable(
-            f"{run.run.path} and {served.run.path} share no text with rounds under {rule}: {here}; {there}",
-            "import with the --domain names of the profile, and with its sampling settings",
-        )
-    if paired:
-        return texts, True, (len(tables[0]) - len(rows[0]), len(tables[1]) - len(rows[1]))
-    return texts, False, (sum(len(text.first.cluster) for text in texts), sum(len(text.second.cluster) for text in texts))
-
-
-def _agreement(differences: Sequence[Difference], confidence: float) -> str:
-    """Say of each domain whether what an engine was seen to do lies within the interval of what was predicted."""
-    words = {MORE: "emits more than predicted", LESS: "emits less than predicted", SAME: "agrees with the prediction"}
-    groups = _grouped(
-        (words[_word(tokens.difference)], fmt.short(text_name(item, differences)))
-        for item in differences
-        for tokens in item.tokens_per_round
-    )
-    found = "; ".join(f"{word}: {', '.join(names)}" for word, names in groups.items())
-    return f"by the {fmt.level(confidence)} interval of tokens per round, the engine {found}" if found else ""
-
-
-def _unlike_the_engine(run: RunDraft, served: RunDraft) -> Iterator[str]:
-    """Yield in what an engine drafts or verifies otherwise than the rounds of a run."""
-    drafting = served.run.manifest.drafting
-    if served.draft != run.draft:
-        yield f"the metrics of {served.run.path} do not show which draft was served: the prediction is for {run.label} only"
-    if not any(run.run.manifest.drafts[run.draft].method_in(engine) for engine in ENGINES):
-        yield f"no known engine drafts like {run.label}: name the draft that was served"
-    if drafting != CHAIN:
-        yield f"{served.run.path} used {drafting} drafting, but rounds of {run.run.path} are chains: a tree accepts more"
 
 
 def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | None:
@@ -386,7 +257,7 @@ def _same_text(first: Run, second: Run, rows: tuple[Array, Array]) -> bool | Non
     return bool(texts(first, rows[0]).equals(texts(second, rows[1])))
 
 
-def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float, paired: bool) -> Difference:
+def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float) -> Difference:
     """Return the difference on one domain and kind of text. If an engine served a side, tokens per round alone are known."""
     rule, observed = parse_rule(text.rule), text.first.observed and text.second.observed
     sums = text.totals(None) if observed else ()
@@ -395,22 +266,8 @@ def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float, p
     (one, two), (first_coverage, second_coverage) = alphas or (None, None), coverages or (None, None)
     by_gamma = []
     for gamma in gammas if text.has_rounds else ():
-        free = [speedup([pool.counts(gamma)], [1.0], free_draft(gamma)) for pool in text.sides]
-        if paired:
-            difference = text.difference(gamma, confidence)
-        else:  # made of the intervals of two independent samples (Zou and Donner 2008, doi:10.1002/sim.3095)
-            ours, theirs = (tokens_interval(each, gamma, confidence) for each in free)
-            assert ours is not None and theirs is not None  # noqa: S101, PT018  both have rounds
-            off = theirs.value - ours.value
-            low = math.hypot(theirs.value - theirs.low, ours.high - ours.value)
-            high = math.hypot(theirs.high - theirs.value, ours.value - ours.low)
-            difference = Interval(off, off - low, off + high)
-        in_order = []
-        for pool, each in zip(text.sides, free, strict=True):
-            _, drafted, _, accepted = counted(pool, gamma, each)
-            in_order.append(tuple((accepted / drafted[0]).tolist()) if drafted[0] > 0 else ())
         before, after = (float(base.sum() / spent.sum()) for spent, base in text.totals(gamma))
-        by_gamma.append(TokensDifference(gamma, before, after, difference, *in_order))
+        by_gamma.append(TokensDifference(gamma, before, after, text.difference(gamma, confidence)))
     return Difference(
         domain=text.domain,
         continuation=text.first.continuation,
@@ -418,8 +275,8 @@ def _text_difference(text: TextPair, gammas: Sequence[int], confidence: float, p
         rule=rule.id,
         on_policy=text.first.policy in rule.rule.policies,
         lossy=rule.rule.lossy,
-        documents=len(text.first.cluster) if paired else 0,
-        clusters=distinct(text.first.cluster) if paired else 0,
+        documents=len(text.first.cluster),
+        clusters=distinct(text.first.cluster),
         first=one,
         second=two,
         first_coverage=first_coverage,
@@ -449,6 +306,6 @@ def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confide
             documents=sum(len(text.first.cluster) for text in chosen),
             clusters=distinct(np.concatenate([text.first.cluster for text in chosen])),
             tokens_per_round=tuple(
-                TokensDifference(gamma, *difference_over(chosen, weights, gamma, confidence), (), ()) for gamma in gammas
+                TokensDifference(gamma, *difference_over(chosen, weights, gamma, confidence)) for gamma in gammas
             ),
         )
