@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,26 +115,26 @@ class DraftTotalsReader:
 
     def pools(self, name: str) -> Iterator[DraftPool]:
         """Yield the pools of one rule, by its id, one for each domain and kind of text."""
-        asked, (rule,), shared = self._asked, rules_of([name]), tuple(self._shared)
-        gammas, tables = asked.run.gammas, self._computed
-        if tables is None:
+        asked, (rule,), shared = self._asked, rules_of([name]), self._shared
+        gammas, totals = asked.run.gammas, self._computed
+        if totals is None:
             has_rounds = not rule.rule.lossy and any(policy in rule.rule.policies for policy in asked.policies)
             columns = pooled_columns(gammas if has_rounds else (), own=bool(shared))
-            tables = self._totals.tables(asked.request([rule.id]), columns)
-        by_domain = list(pools(tables, asked.documents, rule.id, gammas, shared, asked.request().stops(self._facts)))
+            totals = self._totals.read(asked.request([rule.id]), columns)
+        by_domain = pools(totals, asked.documents, rule.id, gammas, shared, asked.request().stops(self._facts))
         if not shared:
-            self._shared += [{column: pool[column] for column in SHARED} for _, pool in by_domain]
+            self._shared = [{column: pool[column] for column in SHARED} for _, pool in by_domain]
         for domain, pool in by_domain:
             yield DraftPool(self.draft, rule, domain, pool)
 
     @cached_property
-    def _computed(self) -> Iterable[pa.Table] | None:
+    def _computed(self) -> pa.Table | None:
         """The totals of all rules that are asked for; None if they lie in files."""
         asked, run = self._asked, self._asked.run
         request = asked.request([rule.id for rule in rules_of(self._rules)])
         if request.stored and self._totals.stored is not None and set(self._rules) <= set(run.rules):
             return None
-        return list(self._totals.tables(request, pooled_columns(run.gammas)))
+        return self._totals.read(request, pooled_columns(run.gammas))
 
 
 def draft_pools(asked: Asked, rules: Sequence[str], drafts: Sequence[str] | None = None) -> Iterator[DraftPool]:

@@ -236,7 +236,7 @@ def side_pools(side: RunDraft, documents: Documents, rules: Sequence[str]) -> Po
     return {
         (domain, pool.continuation, pool.policy, str(pool.sampling), rule): pool
         for rule in rules
-        for domain, pool in pools([totals], documents, rule, side.run.gammas)
+        for domain, pool in pools(totals, documents, rule, side.run.gammas)
     }
 
 

@@ -98,6 +98,11 @@ class DraftTotals:
         if lacking := [rule for rule in request.rules if rule not in known]:
             yield from counted(run, self.draft, dataclasses.replace(request, rules=lacking), declared)
 
+    def read(self, request: TotalsRequest, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return what `read_totals` does, of some columns or all."""
+        tables = list(self.tables(request, columns))
+        return pa.concat_tables(tables) if tables else arrow_schema(_columns(self.run, self.draft, columns)).empty_table()
+
 
 def _together(run: Run) -> Iterator[list[int]]:
     """Yield shards, in their order, of `POSITIONS` together: counting small ones costs mostly the interpreter's time."""
@@ -128,8 +133,7 @@ def read_totals(run: Run, draft: str, request: TotalsRequest, columns: Sequence[
     What is not stored is computed from the log and not written: of an interrupted run, at a p_min, and of a rule that the
     profile did not ask for. Raises `OptionInvalid` for a rule that the log cannot tell of.
     """
-    tables = list(DraftTotals(run, draft).tables(request, columns))
-    return pa.concat_tables(tables) if tables else arrow_schema(_columns(run, draft, columns)).empty_table()
+    return DraftTotals(run, draft).read(request, columns)
 
 
 def _columns(run: Run, draft: str, names: Sequence[str] | None) -> list[Column]:

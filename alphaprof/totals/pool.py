@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -118,108 +118,38 @@ def pooled_columns(gammas: Sequence[int], own: bool = False) -> list[str]:
 
 
 def pools(
-    totals: Iterable[pa.Table],
+    totals: pa.Table,
     documents: Documents,
     rule: str,
     gammas: Sequence[int],
     shared: Sequence[Mapping[str, Array]] = (),
     stops: bool = False,
-) -> Iterator[tuple[str, DocumentTotals]]:
-    """Yield the pool of each group of some documents of the run, with its domain, in the order in which these occur.
-    `totals` come table by table, others in each, with the columns of `pooled_columns`; those at gammas only where the rule
-    has rounds. `shared`: the SHARED columns of the same groups, where they were read for another rule; `stops`: of
-    `DocumentTotals`.
+) -> list[tuple[str, DocumentTotals]]:
+    """Return the pool of each group of some documents of the run, with its domain, in the order in which these occur.
+    `totals` have the columns of `pooled_columns`, those at gammas only where the rule has rounds; documents of a rule
+    ascend. `shared`: the SHARED columns of the same groups, where they were read for another rule; `stops`: of
+    `DocumentTotals`. Raises `RunUnreadable` if one of the documents is not in the totals.
     """
-    groups = [_Filling(documents.numbers[group.rows]) for group in documents.groups]
-    names = [*(() if shared else SHARED), *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)]
-    for table in totals:
-        chosen = of_rule(table, rule)
-        if len(chosen):
-            _fill(groups, chosen, [name for name in names if name in chosen.column_names], gammas)
-    for index, (group, filled) in enumerate(zip(documents.groups, groups, strict=True)):
-        arrays = filled.columns() | {"prompt_tokens": documents.prompt_tokens[group.rows]}
-        arrays |= {name: shared[index][name] for name in SHARED} if shared else {}
+    totals = of_rule(totals, rule)
+    known = totals["document"].to_numpy()
+    place = np.searchsorted(known, documents.numbers)
+    if (place == len(known)).any() or not np.array_equal(known[place], documents.numbers):
+        raise RunUnreadable("the run's totals do not match its documents", "delete its totals/ folder: it is rebuilt")
+    names = {"document", *SHARED, *OWN, *(f"{name}_{gamma}" for gamma in gammas for name in SINGLE)}
+    single = {name: totals[name].to_numpy() for name in totals.column_names if name in names}
+    found = list[tuple[str, DocumentTotals]]()
+    for index, group in enumerate(documents.groups):
+        columns = {name: values[place[group.rows]] for name, values in single.items()}
+        columns |= {"prompt_tokens": documents.prompt_tokens[group.rows], **(shared[index] if shared else {})}
         units = documents.units.take(group.rows)
-        yield group.domain, DocumentTotals(arrays, units, group.continuation, group.policy, group.sampling, stops)
-
-
-def lacking() -> RunUnreadable:
-    """Return the failure of totals that are not those of the documents."""
-    return RunUnreadable("the run's totals do not match its documents", "delete its totals/ folder: it is rebuilt")
-
-
-class _Filling:
-    """The columns of a group of documents, of which one table after the other holds some."""
-
-    def __init__(self, numbers: Array) -> None:
-        self.defined = True  # so far: whether the rule has rounds
-        ascending = bool((numbers[1:] > numbers[:-1]).all())
-        self._order = None if ascending else np.argsort(numbers, kind="stable")
-        self._numbers = numbers if self._order is None else numbers[self._order]
-        self._missing = len(numbers)
-        self._columns: dict[str, Array | None] = {}
-        self._depths: dict[str, Array] = {}
-        self._to, self._places = slice(0), np.empty(0, dtype=np.int64)
-
-    def locate(self, known: Array) -> bool:
-        """Turn to a table of documents, whose numbers ascend: whether it has any of these. Raises `RunUnreadable` if some
-        that lie between them are not in it.
-        """
-        first, last = np.searchsorted(self._numbers, [known[0], known[-1] + 1])
-        whole = known[-1] - known[0] == len(known) - 1  # no number is missing: the place follows from it
-        mine = self._numbers[first:last]
-        self._to, self._places = slice(first, last), mine - known[0] if whole else np.searchsorted(known, mine)
-        if not np.array_equal(known.take(self._places, mode="clip"), mine):
-            raise lacking()
-        self._missing -= int(last - first)
-        return bool(last > first)
-
-    def put(self, name: str, values: Array | None, nullable: bool) -> None:
-        """What the table has of one column; None: all of it is null."""
-        if name == "tokens":
-            self.defined &= values is not None and not np.isnan(values.take(self._places)).any()
-        column = self._columns.setdefault(name, None)
-        if values is None:
-            return
-        if column is None:
-            size = len(self._numbers)
-            column = self._columns[name] = np.full(size, np.nan) if nullable else np.empty(size, dtype=values.dtype)
-        column[self._to] = values.take(self._places)
-
-    def put_depth(self, name: str, gamma: int, depth: int, values: Array) -> None:
-        """What it has of one count by depth."""
-        if name not in self._depths:
-            self._depths[name] = np.empty((len(self._numbers), gamma), order="F")
-        values.take(self._places, out=self._depths[name][self._to, depth], mode="clip")  # they lie there: no copy
-
-    def columns(self) -> dict[str, Array]:
-        """Return all columns in the order of the group. Raises `RunUnreadable` if no table had some of its documents."""
-        if self._missing:
-            raise lacking()
-        nothing = np.broadcast_to(np.nan, len(self._numbers))
-        single = {name: nothing if values is None else values for name, values in self._columns.items()}
-        columns = {"document": self._numbers} | single | (self._depths if self.defined else {})
-        if self._order is None:
-            return columns
-        back = np.argsort(self._order)
-        return {name: values[back] for name, values in columns.items()}
-
-
-def _fill(groups: Sequence[_Filling], table: pa.Table, names: Sequence[str], gammas: Sequence[int]) -> None:
-    """Put what a table holds of one rule into the groups. While it lies in the cache each column is read once."""
-    known = table["document"].to_numpy()
-    groups = [group for group in groups if group.locate(known)]
-    for name in names:
-        column = table[name]
-        values = column.to_numpy() if column.null_count < len(column) else None
-        for group in groups:
-            group.put(name, values, table.schema.field(name).nullable)
-    groups = [group for group in groups if group.defined]
-    for gamma, name in itertools.product(gammas if groups else (), DEPTH_COUNTS):
-        for depth, column in enumerate(depth_names(name, gamma)):
-            values = table[column].to_numpy().astype(np.float64, copy=False)
-            for group in groups:
-                group.put_depth(f"{name}_depths_{gamma}", gamma, depth, values)
+        kind = group.continuation, group.policy, group.sampling
+        found.append((group.domain, DocumentTotals(columns, units, *kind, stops)))
+    defined = [(pool, group.rows) for (_, pool), group in zip(found, documents.groups, strict=True) if pool.defined]
+    for gamma, name in itertools.product(gammas if defined else (), DEPTH_COUNTS):  # read once for all groups
+        counts = np.array([totals[column].to_numpy() for column in depth_names(name, gamma)], dtype=np.float64)
+        for pool, rows in defined:
+            pool.columns[f"{name}_depths_{gamma}"] = counts[:, place[rows]].T
+    return found
 
 
 def merged(parts: Sequence[DocumentTotals]) -> DocumentTotals:
@@ -239,7 +169,7 @@ def decoded_totals(run: Run, draft: str, table: pa.Table, rule: str) -> tuple[Do
     documents = Documents.of(table)
     rules = [decoded_rule(rule, group.policy) for group in documents.groups]
     totals = read_totals(run, draft, TotalsRequest(sorted(set(rules)), run.gammas))
-    found = {rule: [pool for _, pool in pools([totals], documents, rule, run.gammas)] for rule in set(rules)}
+    found = {rule: [pool for _, pool in pools(totals, documents, rule, run.gammas)] for rule in set(rules)}
     whole = merged([found[rule][place] for place, rule in enumerate(rules)])
     order = np.argsort(np.concatenate([group.rows for group in documents.groups]))
     names = np.concatenate([np.full(len(group.rows), rule) for group, rule in zip(documents.groups, rules, strict=True)])

@@ -483,7 +483,7 @@ def _ways_by_text(
     exact = list(dict.fromkeys(str(way.rule) for way in ways if not parse_rule(way.rule).rule.lossy))
     totals = read_totals(run, draft, TotalsRequest(exact, run.gammas)) if exact else None
     documents = Documents.of(table)
-    known = {rule: [pool for _, pool in pools([totals], documents, rule, run.gammas)] for rule in exact}
+    known = {rule: [pool for _, pool in pools(totals, documents, rule, run.gammas)] for rule in exact}
     for rule in dict.fromkeys(str(way.rule) for way in ways):
         for index, group in enumerate(documents.groups):
             if group.policy in parse_rule(rule).rule.policies:
