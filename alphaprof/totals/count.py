@@ -18,9 +18,7 @@ from alphaprof.totals.replay import (
     RoundList,
     Rounds,
     Trace,
-    expected_replays,
     listed_rounds,
-    possible_rounds,
     replays,
     run_lengths,
     runs_by_depth,
@@ -152,11 +150,7 @@ def counts(
         if defined.any() and has_rounds(rule, draft):
             trace, chances = _traced(rule, columns, shape, (kept, accept), draft, request)
             own = some_documents(trace, defined)
-            if chances is None:
-                by_gamma = replays(own, request.gammas)
-            else:
-                by_gamma = expected_replays(own, chances, request.gammas, rule.rule.blocks)
-            data |= _round_columns(by_gamma, defined)
+            data |= _round_columns(replays(own, request.gammas, chances, rule.rule.blocks), defined)
             if draft.hybrid is not None:
                 data |= _step_columns(own, ~columns[BY_LOOKUP], request, defined)
     return by_rule
@@ -213,9 +207,7 @@ class Traced:
 
     def rounds(self, gamma: int) -> RoundList:
         """Return all rounds that there are, or may be, at a gamma."""
-        if self.chances is None:
-            return listed_rounds(self.own, gamma)
-        return possible_rounds(self.own, self.chances, gamma, self.blocks)
+        return listed_rounds(self.own, gamma, self.chances, self.blocks)
 
 
 def _pairs(proposed: Array, kept: Array, shape: Shape) -> dict[str, Array]:

@@ -2,12 +2,14 @@
 
 `totals/count.py` makes a `Trace` of the log's columns and stores the counts as totals.
 
-`replay`: where acceptance is a fact of the log. Under strict greedy decoding a round that starts at position t accepts
-min(gamma, run of agreements from t) drafts and emits one more token, and the next round starts after them. So the log fixes
-every round (proof by induction over the round: as long as proposals matched, the draft's own context equals the text; after
-a mismatch nothing of the draft is used). The same holds for a draft's top token on sampled text.
+Drafts are accepted as a fact of the log, or by chance. One program counts both: a fact is a chance of 0 or 1.
 
-`expected_replays`: where it is a matter of chance. Given the whole text, the accept events of lossless sampling are
+A fact: under strict greedy decoding a round that starts at position t accepts min(gamma, run of agreements from t) drafts
+and emits one more token, and the next round starts after them. So the log fixes every round (proof by induction over the
+round: as long as proposals matched, the draft's own context equals the text; after a mismatch nothing of the draft is used).
+The same holds for a draft's top token on sampled text.
+
+A chance: given the whole text, the accept events of lossless sampling are
 independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over where rounds begin gives the
 expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
 average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together. Blocks of
@@ -200,20 +202,16 @@ def by_token(counts: Ints, row: Ints, rows: int, gamma: int, chance: Array | flo
     return Rounds(whole, tokens, at_least(drafted), at_least(tested), at_least(accepted), np.zeros(rows))
 
 
-def listed_rounds(trace: Trace, gamma: int) -> RoundList:
-    """Return the rounds of all documents for one gamma, document by document."""
+Chances = tuple[Array, Array]  # a_t and beta_t, [positions] or [positions, depths]
+
+
+def listed_rounds(trace: Trace, gamma: int, chances: Chances | None = None, blocks: bool = False) -> RoundList:
+    """Return the rounds of all documents for one gamma, document by document: with `chances` all that there may be given
+    the texts. Both options as of `replays`, which has the sums.
+    """
     from alphaprof.totals.replay_loops import list_rounds
 
-    found = list_rounds(_positions(trace), _documents(trace), gamma, trace.unsure is not None)
-    return RoundList(*[*found.T, np.ones(len(found))])
-
-
-def possible_rounds(trace: Trace, chances: tuple[Array, Array], gamma: int, blocks: bool = False) -> RoundList:
-    """Return all rounds that there may be given the texts, for one gamma, of which `expected_replays` has the sums."""
-    from alphaprof.totals.replay_loops import list_chances
-
-    most, before_end = _drafted_at_most(trace)
-    found, chance = list_chances((most, before_end, _by_depth(chances[0])), _documents(trace), gamma, blocks)
+    found, chance = list_rounds(_positions(trace, chances), _documents(trace), gamma, blocks)
     return RoundList(*[*found.T, chance])
 
 
@@ -222,70 +220,37 @@ def replay(trace: Trace, gamma: int) -> Rounds:
     return replays(trace, [gamma])[gamma]
 
 
-def replays(trace: Trace, gammas: Sequence[int]) -> dict[int, Rounds]:
-    """Return the same for several gammas."""
+def replays(trace: Trace, gammas: Sequence[int], chances: Chances | None = None, blocks: bool = False) -> dict[int, Rounds]:
+    """Return the same for several gammas: facts by `trace.run`, or with `chances`, in place of it, what is expected given
+    the texts.
+
+    `chances`: a_t, the probability that the emitted token was an accepted draft if one was tested there, and beta_t, which
+    the control variate alone reads. `blocks`: the drafts of a round are verified together, and a_t is the ratio
+    q(x_t) / p(x_t) that it is otherwise cut from.
+    """
     from alphaprof.totals.replay_loops import count_rounds
 
-    counts = _nothing(trace, gammas)
-    count_rounds(_positions(trace), _documents(trace), np.array(gammas), trace.unsure is not None, counts[:2])
-    return _by_gamma(trace, gammas, counts)
+    documents = len(trace.start)
+    rounds, control = np.zeros((2, len(gammas), documents))
+    depths = np.zeros((3, documents, sum(gammas)))
+    count_rounds(_positions(trace, chances), _documents(trace), np.array(gammas), blocks, (rounds, depths, control))
+    tokens = np.maximum(trace.stop - trace.start - 1, 0).astype(np.float64)  # the prefill emits one
+    parts = enumerate(zip(gammas, np.split(depths, np.cumsum(gammas)[:-1], axis=2), strict=True))
+    return {gamma: Rounds(rounds[i], tokens, part[0], part[1], part[2], control[i]) for i, (gamma, part) in parts}
 
 
-def expected_replays(
-    trace: Trace, chances: tuple[Array, Array], gammas: Sequence[int], blocks: bool = False
-) -> dict[int, Rounds]:
-    """Expected counts of all rounds given the texts, by gamma. `blocks`: the drafts of a round are verified together, and
-    a_t is the ratio q(x_t) / p(x_t) that it is otherwise cut from.
-
-    `chances` [positions], or [positions, depths]: a_t, the probability that the emitted token was an accepted draft if one
-    was tested there, and beta_t, which the control variate alone reads. `trace.run` is not read.
-    """
-    from alphaprof.totals.replay_loops import expect_rounds
-
-    counts = _nothing(trace, gammas)
-    kept, accept = map(_by_depth, chances)
-    most, before_end = _drafted_at_most(trace)
-    expect_rounds((most, before_end, kept, accept), _documents(trace), np.array(gammas), blocks, counts)
-    return _by_gamma(trace, gammas, counts)
-
-
-def _drafted_at_most(trace: Trace) -> tuple[Ints, Ints]:
-    """Return how many tokens a round drafts at most, and before the draft's own end, [positions] each."""
-    most = np.ascontiguousarray(trace.proposed, dtype=np.int64)
-    if trace.unsure is None:
-        return most, most
-    return most, np.minimum(most, _next(trace.unsure) - np.arange(len(most)))
-
-
-def _by_depth(values: Array) -> Array:
-    """Return values [positions, depths], C-contiguous; of [positions], which hold at every depth, one column."""
-    return np.ascontiguousarray(values if values.ndim > 1 else values[:, None], dtype=np.float64)
-
-
-def _positions(trace: Trace) -> tuple[Ints, Ints, Ints]:
+def _positions(trace: Trace, chances: Chances | None) -> tuple[Ints, Ints, Ints, Array, Array]:
+    """Return the positions of a trace as `replay_loops` takes them."""
     run, most = (np.ascontiguousarray(part, dtype=np.int64) for part in (trace.run, trace.proposed))
-    return run, most, run if trace.unsure is None else _next(trace.unsure)
+    before_end = most if trace.unsure is None else np.minimum(most, _next(trace.unsure) - np.arange(len(most)))
+    values = (np.zeros((0, 1)),) * 2 if chances is None else (part if part.ndim > 1 else part[:, None] for part in chances)
+    kept, accept = (np.ascontiguousarray(part, dtype=np.float64) for part in values)
+    return run, most, before_end, kept, accept
 
 
 def _documents(trace: Trace) -> tuple[Ints, Ints]:
     start, stop = (np.ascontiguousarray(part, dtype=np.int64) for part in (trace.start, trace.stop))
     return start, stop
-
-
-def _nothing(trace: Trace, gammas: Sequence[int]) -> tuple[Array, Array, Array]:
-    """Return rounds [gammas, documents], counts by depth [3, documents, sum of gammas], control variates [gammas,
-    documents].
-    """
-    documents = len(trace.start)
-    each = (len(gammas), documents)
-    return np.zeros(each), np.zeros((3, documents, sum(gammas))), np.zeros(each)
-
-
-def _by_gamma(trace: Trace, gammas: Sequence[int], counts: tuple[Array, Array, Array]) -> dict[int, Rounds]:
-    rounds, depths, control = counts
-    tokens = np.maximum(trace.stop - trace.start - 1, 0).astype(np.float64)  # the prefill emits one
-    parts = enumerate(zip(gammas, np.split(depths, np.cumsum(gammas)[:-1], axis=2), strict=True))
-    return {gamma: Rounds(rounds[i], tokens, part[0], part[1], part[2], control[i]) for i, (gamma, part) in parts}
 
 
 def _next(where: Array) -> Ints:

@@ -16,7 +16,7 @@ from alphaprof.costs.rounds import StepTime, StepTimes, cost_bounds, free_draft,
 from alphaprof.costs.speedup import Decoded, Mix, Speedup, speedup, spent_and_base
 from alphaprof.costs.timing import median_error, step_times
 from alphaprof.stats.estimate import ratio
-from alphaprof.totals.replay import RoundCounts, Trace, expected_replays, replay, run_lengths
+from alphaprof.totals.replay import RoundCounts, Trace, replay, replays, run_lengths
 from tests import reference
 from tests.loops import each
 from tests.synthetic import alpha_law, drawn_alphas, expected_rounds
@@ -494,7 +494,7 @@ def drawn_texts(request: pytest.FixtureRequest) -> Drawn:
     kept = (rng.random(len(accept)) < accept).astype(float)
     start, ready = np.arange(POOL) * LENGTH, np.full(len(accept), 256)
     trace = Trace(np.zeros(len(accept)), ready, start, start + LENGTH)
-    found = expected_replays(trace, (kept, accept), [DEPTH])[DEPTH]
+    found = replays(trace, [DEPTH], (kept, accept))[DEPTH]
     names = np.arange(POOL).astype(str)
     needed = float(expected_rounds(law, LENGTH - 1, DEPTH).mean()) * float(round_costs(STEPS, DEPTH)[-1])
     return Drawn(RoundCounts.of(found, names), (LENGTH - 1) / needed, spread)

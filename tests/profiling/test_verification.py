@@ -19,7 +19,7 @@ from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
 from alphaprof.rules import parse_rule
-from alphaprof.totals.replay import Trace, expected_replays
+from alphaprof.totals.replay import Trace, replays
 from tests import reference
 from tests.conftest import slow
 from tests.loops import each
@@ -94,7 +94,7 @@ def exactly(target: Model, draft: Model, choice: Choice, gamma: int, blocks: boo
         known = np.cumsum([0, *(token >= draft.vocabulary for token in text[:-1])]) == 0
         trace = Trace(np.zeros(size), np.where(known, 256, 0), start, stop)
         chances = np.array(kept) if blocks else np.minimum(kept, 1)
-        counted = expected_replays(trace, (chances, chances), [gamma], blocks=blocks)[gamma]
+        counted = replays(trace, [gamma], (chances, chances), blocks=blocks)[gamma]
         sums += probability * np.array([counted.rounds[0], counted.drafted.sum(), counted.accepted.sum()])
     return Expected(found, *map(float, sums))
 

@@ -19,7 +19,7 @@ from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.totals.count import TotalsRequest, columns_of, counts, has_rounds
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import expected_replays, runs_by_depth
+from alphaprof.totals.replay import replays, runs_by_depth
 from tests.loops import each
 from tests.synthetic import Domain, Recipe, write_run
 from tests.totals.test_replay import Models, conditional_counts, corpus, process, random_models, texts
@@ -97,9 +97,9 @@ def test_expected_counts_of_a_head_are_those_of_every_way_it_can_go(
 def test_equal_depths_are_those_of_a_draft_without_depth(positions: list[tuple[float, float, int]], gamma: int) -> None:
     kept, accept, proposed = (np.array(column) for column in zip(*positions, strict=True))
     one = corpus(np.zeros(len(kept)), proposed, [len(kept)])
-    plain = expected_replays(one, (kept, accept), [gamma])[gamma]
+    plain = replays(one, [gamma], (kept, accept))[gamma]
     by_depth = np.stack([kept] * 4, 1), np.stack([accept] * 4, 1)
-    deep = expected_replays(one, by_depth, [gamma])[gamma]
+    deep = replays(one, [gamma], by_depth)[gamma]
     for name, values in vars(plain).items():
         assert getattr(deep, name) == pytest.approx(values, abs=1e-12), name
 

@@ -26,10 +26,9 @@ from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.replay import (
     Rounds,
     Trace,
-    expected_replays,
     listed_rounds,
-    possible_rounds,
     replay,
+    replays,
     run_lengths,
 )
 from tests.generators import before_eos, by_llama_cpp
@@ -145,7 +144,7 @@ def test_parts_of_texts_add_up_to_them(case: tuple[Trace, tuple[Array, Array], i
     row += np.array([chooses.randrange(parts) for _ in row])
     facts = dataclasses.replace(many, run=run_lengths(row % 2 == 0, many.start, many.stop))
     for found, whole in (
-        (possible_rounds(many, chances, gamma, blocks), expected_replays(many, chances, [gamma], blocks)[gamma]),
+        (listed_rounds(many, gamma, chances, blocks), replays(many, [gamma], chances, blocks)[gamma]),
         (listed_rounds(facts, gamma), replay(facts, gamma)),
     ):
         counted = found.parts(row, parts * len(many.start), gamma)
@@ -173,7 +172,7 @@ def test_expectations_of_what_is_certain_are_the_facts(given_documents: list[lis
     agrees, proposed = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
     many = corpus(agrees, proposed, [len(document) for document in given_documents])
     kept = agrees.astype(float)
-    assert_equal(expected_replays(many, (kept, kept), [gamma])[gamma], replay(many, gamma))
+    assert_equal(replays(many, [gamma], (kept, kept))[gamma], replay(many, gamma))
 
 
 @dataclass(frozen=True)
@@ -390,7 +389,7 @@ def test_expected_counts_are_those_of_every_way_it_can_go(blocks: bool, tiny_mod
     models, gamma = tiny_models
     written = list(texts(models))
     one, *chances = logged(models, written, blocks)
-    found = expected_replays(one, tuple(chances), [gamma], blocks)[gamma]
+    found = replays(one, [gamma], tuple(chances), blocks)[gamma]
     enumerated = conditional_counts(process(models, gamma, blocks), written, gamma)
     for name in ("rounds", "drafted", "tested", "accepted"):
         assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
@@ -407,7 +406,7 @@ def test_parts_of_texts_have_their_tokens_share_of_every_way_it_can_go(
     one, *chances = logged(models, written, blocks)
     part = np.random.default_rng(gamma).integers(3, size=len(one.run))
     row = np.repeat(np.arange(len(written)), one.stop - one.start) * 3 + part
-    found = possible_rounds(one, tuple(chances), gamma, blocks).parts(row, 3 * len(written), gamma)
+    found = listed_rounds(one, gamma, tuple(chances), blocks).parts(row, 3 * len(written), gamma)
     law, enumerated, index = process(models, gamma, blocks), Rounds.none(3 * len(written), gamma), {}
     chance = Counter[tuple[int, ...]]()
     for (text, _), share in law.items():
@@ -433,12 +432,12 @@ def test_parts_of_texts_have_their_tokens_share_of_every_way_it_can_go(
 @in_blocks
 def test_what_memory_held_before_changes_no_count(blocks: bool, before: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_loops, "np", SimpleNamespace(empty=lambda size: np.full(size, before), zeros=np.zeros))
-    monkeypatch.setattr(replay_loops, "expect_rounds", replay_loops.expect_rounds.py_func)  # type: ignore[attr-defined]
+    monkeypatch.setattr(replay_loops, "count_rounds", replay_loops.count_rounds.py_func)  # type: ignore[attr-defined]
     kept = np.array([0.5, 1.5, 0.25, 0.75, 2.0]) if blocks else np.array([0.5, 0.9, 0.25, 0.75, 0.1])
     text = trace([0] * 5)
-    found = expected_replays(text, (kept, kept), [3], blocks)[3]
+    found = replays(text, [3], (kept, kept), blocks)[3]
     monkeypatch.undo()
-    usual = expected_replays(text, (kept, kept), [3], blocks)[3]
+    usual = replays(text, [3], (kept, kept), blocks)[3]
     for name in ("rounds", "drafted", "tested", "accepted"):
         np.testing.assert_array_equal(getattr(found, name), getattr(usual, name))
     assert 1 <= found.rounds[0] <= 4
@@ -454,7 +453,7 @@ def test_a_draft_that_stops_when_unsure_is_known_but_for_what_it_drafts_after_a_
     models = dataclasses.replace(models, p_min=p_min)
     written = list(texts(models))
     one, *chances = logged(models, written, blocks)
-    found = expected_replays(one, tuple(chances), [gamma], blocks)[gamma]
+    found = replays(one, [gamma], tuple(chances), blocks)[gamma]
     law = process(models, gamma, blocks)
     enumerated = conditional_counts(law, written, gamma)
     for name in ("rounds", "tested", "accepted"):
@@ -479,7 +478,7 @@ def test_rounds_that_stop_when_unsure_equal_the_plain_loop(
     many = corpus(agrees, np.full(len(agrees), READY), lengths)
     many = dataclasses.replace(many, unsure=unsure)
     found, kept = listed_rounds(many, gamma), agrees * 1.0
-    assert_equal(replay(many, gamma), expected_replays(many, (kept, kept), [gamma])[gamma])
+    assert_equal(replay(many, gamma), replays(many, [gamma], (kept, kept))[gamma])
     ours = iter(zip(found.at, found.drafted, found.accepted, strict=True))
     for start, document in zip(many.start, given_documents, strict=True):
         at = 1
@@ -506,7 +505,7 @@ def test_control_is_zero_on_average_over_texts(blocks: bool, tiny_models: tuple[
     models, gamma = tiny_models
     chances = texts(models)
     one, *probabilities = logged(models, list(chances), blocks)
-    control = expected_replays(one, tuple(probabilities), [gamma], blocks)[gamma].control
+    control = replays(one, [gamma], tuple(probabilities), blocks)[gamma].control
     assert float(np.array(list(chances.values())) @ control) == pytest.approx(0, abs=1e-12)
     if models.context > 1:
         assert np.abs(control).max() > 0.1
@@ -517,8 +516,8 @@ def test_control_is_zero_on_average_over_texts(blocks: bool, tiny_models: tuple[
 def test_blocks_need_no_more_rounds_than_single_drafts(ratios: list[float], gamma: int) -> None:
     """In any text, whatever the ratios q/p of its tokens."""
     one, chances = trace([0] * len(ratios)), (np.array(ratios), np.zeros(len(ratios)))
-    blocks = expected_replays(one, chances, [gamma], blocks=True)[gamma]
-    single = expected_replays(one, (np.minimum(ratios, 1), chances[1]), [gamma])[gamma]
+    blocks = replays(one, [gamma], chances, blocks=True)[gamma]
+    single = replays(one, [gamma], (np.minimum(ratios, 1), chances[1]))[gamma]
     assert blocks.rounds[0] <= single.rounds[0] + 1e-9
 
 
@@ -548,8 +547,8 @@ def test_a_block_keeps_what_the_ratios_say_and_the_targets_law(case: int) -> Non
 def test_blocks_by_hand() -> None:
     """gamma 2, ratios 2 and 1/4: the first draft is kept, the second with min(1, 2, 2/4), where it is 1/4 by itself."""
     one, chances = trace([0, 0, 0, 0]), (np.array([0.0, 2.0, 0.25, 1.0]), np.zeros(4))
-    assert expected_replays(one, chances, [2], blocks=True)[2].accepted[0].tolist() == [1.5, 0.5]
-    assert expected_replays(one, (np.minimum(chances[0], 1), chances[1]), [2])[2].accepted[0].tolist() == [1.75, 0.25]
+    assert replays(one, [2], chances, blocks=True)[2].accepted[0].tolist() == [1.5, 0.5]
+    assert replays(one, [2], (np.minimum(chances[0], 1), chances[1]))[2].accepted[0].tolist() == [1.75, 0.25]
 
 
 def test_control_by_hand() -> None:
@@ -557,7 +556,7 @@ def test_control_by_hand() -> None:
     accepted or not tested... : P(tested) = 1, 1 - a_1, 1 - (1 - a_1) a_2.
     """
     kept, accept = np.array([0.3, 0.5, 0.25, 1.0]), np.array([0.9, 0.6, 0.5, 0.25])
-    found = expected_replays(trace([0, 0, 0, 0]), (kept, accept), [1])[1]
+    found = replays(trace([0, 0, 0, 0]), [1], (kept, accept))[1]
     assert found.tested.tolist() == [[1 + 0.5 + (1 - 0.5 * 0.25)]]
     assert found.control == pytest.approx([1 * -0.1 + 0.5 * -0.25 + 0.875 * 0.75])
     assert found.accepted == pytest.approx(np.array([[0.5 + 0.5 * 0.25 + 0.875]]))
@@ -707,7 +706,7 @@ def test_expected_counts_are_the_mean_over_independent_acceptances(positions: li
     chances = np.where(outcomes == 1, kept, 1 - kept).prod(1)
     every = corpus(outcomes.ravel(), np.tile(proposed, len(outcomes)), [size] * len(outcomes))
     facts = replay(every, gamma)
-    found = expected_replays(corpus(np.zeros(size), proposed, [size]), (kept, kept), [gamma])[gamma]
+    found = replays(corpus(np.zeros(size), proposed, [size]), [gamma], (kept, kept))[gamma]
     for name in COUNTS:
         assert getattr(found, name)[0] == pytest.approx(chances @ getattr(facts, name), abs=1e-9), name
 
