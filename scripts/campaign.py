@@ -3,7 +3,7 @@
 
     python scripts/campaign.py [--seed 0] [--files 1000] [--kills 100] ... [--only PART [--case N]]
 
-files: a bit, some bytes or a whole file of a run is changed; then report, check, compare, trees, export and `alphaprof.open`
+files: a bit, some bytes or a whole file of a run is changed; then report, check, compare, export and `alphaprof.open`
 read it. disk: a call that touches files fails, once or from then on. kills: profiles of tiny models and imports are killed
 at a file event or at a random time, and finished.
 
@@ -175,10 +175,14 @@ class Subject:
 
     @classmethod
     def of(cls, path: Path) -> Subject:
-        """The complete run in a directory."""
+        """The complete run in a directory. Raises ValueError for a reader that refuses it: its answers could not change."""
         files = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
         found = readers(path, list(Run.open(path).manifest.drafts))
-        return cls(path, files, found, {name: reader() for name, reader in found.items()})
+        answers = {name: reader() for name, reader in found.items()}
+        for name, answer in answers.items():
+            if answer.kind != "answer":
+                raise ValueError(f"{name} of {path}, which nobody has damaged, is no answer: {answer.detail}")
+        return cls(path, files, found, answers)
 
     def write(self, files: Mapping[str, bytes | None]) -> None:
         """Put other files into the directory; None: a directory of that name."""
@@ -197,7 +201,11 @@ class Subject:
 def readers(run: Path, drafts: Sequence[str]) -> dict[str, Callable[[], Outcome]]:
     """What reads a run: commands by their name, and `alphaprof.open`."""
     first, last = f"{run}:{drafts[0]}", f"{run}:{drafts[-1]}"
-    arguments: list[tuple[object, ...]] = [("report", run), ("check", run), ("compare", first, last), ("trees", first)]
+    arguments: list[tuple[object, ...]] = [
+        ("report", run),
+        ("check", run),
+        *([("compare", first, last)] if first != last else []),
+    ]
     found = {str(given[0]): partial(command, *given, "--format", "json") for given in arguments}
     found["export"] = partial(command, "export", first, "--to", "rates")
     return found | {"open": partial(outcome_of, lambda: "".join(table.to_csv() for table in tables_of(run).values()))}
@@ -220,8 +228,7 @@ def rows_of(path: Path) -> dict[str, pd.DataFrame]:
 def judged(name: str, before: Outcome, now: Outcome) -> Outcome:
     """How an answer compares with the one before."""
     if now.kind != "answer":
-        same = now.kind == before.kind == "refused"
-        return Outcome("same answer" if same else now.kind, f"{name}: {now.detail}")
+        return Outcome(now.kind, f"{name}: {now.detail}")
     (first, warned_before), (second, warned) = figures(before.text), figures(now.text)
     if first == second:
         return Outcome("same answer")

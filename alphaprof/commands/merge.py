@@ -8,7 +8,7 @@ from pathlib import Path
 
 from alphaprof.errors import RunMismatch
 from alphaprof.run.journal import STEPS, Journal
-from alphaprof.run.manifest import LATENCY, Manifest, differences, differing, require_one_scheme
+from alphaprof.run.manifest import LATENCY, Manifest, differences, differing
 from alphaprof.run.reader import TIMED_AGAIN, Run
 from alphaprof.run.writer import FREE, RunWriter
 from alphaprof.totals.files import write_totals
@@ -61,14 +61,12 @@ def _in_order(runs: Sequence[Run]) -> list[Run]:
     parts = [found[index] for index in range(count)]
     staged = sum(run.manifest.staged for run in parts)
     for index, run in enumerate(parts):
-        where = f"{run.path} does not fit {parts[0].path}"
-        require_one_scheme(RunMismatch, where, *(part.manifest.target.fingerprint for part in (parts[0], run)))
         odd = _differs(parts[0].manifest, run.manifest)
         blocks = len(range(index, staged, count))
         if run.manifest.staged != blocks:
             odd.append(f"{run.manifest.staged} shards, not {blocks}: another limit or other data")
         if odd:
-            raise RunMismatch(f"{where}: {'; '.join(odd)}", AGAIN)
+            raise RunMismatch(f"{run.path} does not fit {parts[0].path}: {'; '.join(odd)}", AGAIN)
     return parts
 
 

@@ -243,17 +243,14 @@ class Cost:
     spread: tuple[StepSpread, ...]  # of steps that were timed in rounds
     memory: tuple[DraftMemoryShare, ...]  # one a draft
     beyond_prefill: float | None  # share of prompts longer than any whose prefill was timed; None: no prefill was
-    padded: bool  # every round is charged as one of gamma drafts; else a batch is charged by the tokens of all its sequences
 
 
 @dataclass(frozen=True)
 class CostModel:
     """All step times that a report may use, for rounds of up to `gamma` drafts at the documents' mean `context`.
 
-    `padded`: the engine verifies gamma + 1 tokens of every sequence, whatever it drafts, so that every round costs T(gamma +
-    1). This is the one switch: without it, which is what every source of times now takes, a step is charged by all tokens of
-    its batch. `others`: models of a table that the run does not have, whose rows are not used. `contexts`: the mean context
-    of each domain.
+    A step is charged by all tokens of its batch. `others`: models of a table that the run does not have, whose rows are not
+    used. `contexts`: the mean context of each domain.
     """
 
     table: StepTable
@@ -261,7 +258,6 @@ class CostModel:
     manifest: Manifest
     gamma: int
     context: float
-    padded: bool = False
     others: tuple[str, ...] = ()
     contexts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -311,8 +307,9 @@ class CostModel:
             parts = (facts.hybrid.then, facts.hybrid.first) if facts.hybrid else (draft,)
             try:
                 found = [table.times(part, self.gamma, concurrency, self.context) for part in parts]
-                own = dataclasses.replace(found[0], padded=self.padded)
-                times[draft] = own if not facts.hybrid else dataclasses.replace(own, lookup=found[1].lookup, optional=True)
+                times[draft] = found[0]
+                if facts.hybrid:
+                    times[draft] = dataclasses.replace(found[0], lookup=found[1].lookup, optional=True)
             except Unmeasured as reason:
                 missing[draft] = str(reason)
         return times, missing
@@ -474,7 +471,6 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         spread=tuple(_spreads(times)),
         memory=tuple(_memory_shares(manifest, options)),
         beyond_prefill=prefill[1] if prefill else None,
-        padded=costs.padded,
     )
 
 

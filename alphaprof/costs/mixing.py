@@ -37,21 +37,18 @@ class Drafting:
     steps: float = 0.0
 
 
-def mixing(
-    gamma: int, head: bool, hybrid: bool = False, padded: bool = False, batch: int = 1, others: Drafting | None = None
-) -> Array:
+def mixing(gamma: int, head: bool, hybrid: bool = False, batch: int = 1, others: Drafting | None = None) -> Array:
     """Return how often each kind of step runs for everything that rounds are counted by, [2 gamma + 7, kinds], as above.
 
     `head`: the first step of a round is one of its own, over the tokens that were verified; what it takes longer for
     accepted drafts is counted with the round that accepted them. `hybrid`: rounds draft without draft steps, which are
-    counted apart. `padded`: every sequence is verified over gamma + 1 tokens, whatever it drafts. `others`: how each other
-    sequence of the batch drafts, by itself; None: as much as this one.
+    counted apart. `others`: how each other sequence of the batch drafts, by itself; None: as much as this one.
     """
     draft, first = gamma + 1, gamma + 2  # columns; the last two are search and bookkeeping
     found = np.zeros((2 * gamma + 7, first + (gamma + 1 if head else 1) + 2))
     rounds, after, (unused, steps, started, idle, read) = found[: gamma + 1], found[gamma + 1 : -5], found[-5:]
     drafted = np.arange(gamma + 1)
-    rounds[drafted, gamma if padded else drafted] = rounds[:, -2] = rounds[1:, -1] = 1.0
+    rounds[drafted, drafted] = rounds[:, -2] = rounds[1:, -1] = 1.0
     if hybrid:
         steps[draft] = 1.0
         if head:
@@ -72,8 +69,7 @@ def mixing(
     chances = np.where(others.chances < ROUNDING, 0.0, others.chances)
     if not chances[:-1].any():
         return found
-    if not padded:
-        rounds[:, : gamma + 1] = _verified(chances, batch)
+    rounds[:, : gamma + 1] = _verified(chances, batch)
     rounds[0, -1] = elsewhere = 1 - float(chances[0]) ** (batch - 1)  # chance that any other sequence drafts
     if hybrid:  # rounds without steps of their own wait for those of others
         idle += (1 - (1 - others.starts) ** (batch - 1)) * (others.steps * steps + started)

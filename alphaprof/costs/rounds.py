@@ -61,8 +61,8 @@ class StepTimes:
     `half`: which half of the timing rounds these are of, whose errors are independent of the other's (None: all of them, or
     no rounds).
 
-    `batch`: sequences in each step; `padded`: the engine verifies gamma + 1 tokens of each, whatever it drafts; `others`:
-    what each other sequence of a batch drafts (`mixed`). None: as much as this one.
+    `batch`: sequences in each step; `others`: what each other sequence of a batch drafts (`mixed`). None: as much as this
+    one.
     """
 
     target: Mapping[int, StepTime]
@@ -74,7 +74,6 @@ class StepTimes:
     optional: bool = False
     half: int | None = None
     batch: int = 1
-    padded: bool = False
     others: Drafting | None = None
 
     def mixed(self, domains: Sequence[RoundCounts], weights: Sequence[float] | None = None) -> StepTimes:
@@ -146,7 +145,7 @@ class StepTimes:
 
     def _priced(self, gamma: int, hybrid: bool) -> tuple[Array, Prices]:
         if (gamma, hybrid) not in self._known:
-            found, ms = mixing(gamma, bool(self.draft_first), hybrid, self.padded, self.batch, self.others), self.ms(gamma)
+            found, ms = mixing(gamma, bool(self.draft_first), hybrid, self.batch, self.others), self.ms(gamma)
             found[-1] *= found[-1] @ ms > 0
             each = found @ ms / self.decode.ms
             each.flags.writeable = False

@@ -84,7 +84,6 @@ from alphaprof.run.manifest import (
     differences,
     differing,
     now,
-    require_one_scheme,
 )
 from alphaprof.run.notes import note
 from alphaprof.run.reader import Run
@@ -566,7 +565,6 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
             f"this process computes differently from the one that began the run ({'; '.join(found)}): rows could differ",
             "match the run's setup, profile into a new directory, or allow it: --set execution.mixed_devices=true",
         )
-    require_one_scheme(RunMismatch, f"{run.path} cannot go on", before.target.fingerprint, mine.target.fingerprint)
     pairs = ((name, before.models[name], facts) for name, facts in mine.models.items())
     fields = [f"{name} {field}" for name, earlier, facts in pairs for field in differing(earlier, facts)]
     odd = [field for field in fields if not ((mixed or moved) and field.endswith(" device"))]
@@ -590,8 +588,6 @@ def _is_writer(earlier: Run, mine: Manifest) -> bool:
     same target elsewhere.
     """
     before = earlier.manifest
-    fingerprints = before.target.fingerprint, mine.target.fingerprint
-    require_one_scheme(RunMismatch, f"the texts of {earlier.path} cannot be reused", *fingerprints)
     changed = differing(before.target, mine.target)
     if before.tokenizer != mine.tokenizer or (changed and "fingerprint" not in changed):
         hint = "profile without --reuse-continuations: another tokenizer or device makes other text"

@@ -34,7 +34,7 @@ from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced, reco
 from alphaprof.profiling.profile import as_measured, in_memory, profile, set_threads
 from alphaprof.profiling.shard import Progress
 from alphaprof.profiling.texts.continuations import batches
-from alphaprof.run.manifest import MANIFEST, require_one_scheme
+from alphaprof.run.manifest import MANIFEST
 from alphaprof.run.place import TRAINING
 from alphaprof.run.reader import Run
 from alphaprof.run.split import PARTS, STOP, TEST, TRAIN, RunText, learnable, split, texts_of
@@ -204,7 +204,6 @@ def fit(
     progress.say(f"loading {options.target.model}")
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
-    require_one_scheme(RunMismatch, f"no head can be trained on {record.run}", record.target, target.digest)
     if target.digest != record.target or tokenizer_fingerprint(tokenizer) != run.manifest.tokenizer:
         problem = f"{record.run} was made with another target, dtype or tokenizer than {options.target.model}"
         raise RunMismatch(problem, "give the run's own profile: a head learns from the target that wrote its texts")

@@ -17,7 +17,7 @@ from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.report.asked import Asked
 from alphaprof.report.judge import Judge
 from alphaprof.report.verdict import AUTO, judge
-from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, PARTIAL, ModelFacts, require_one_scheme
+from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, PARTIAL, ModelFacts
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
 from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
@@ -92,8 +92,6 @@ def require_comparable(first: RunDraft, second: RunDraft) -> None:
     for (name, value, hint), (_, other, _) in zip(_must_be_equal(first), _must_be_equal(second), strict=True):
         if value != other:
             raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)
-    fingerprints = one.target.fingerprint, two.target.fingerprint
-    require_one_scheme(NotComparable, f"{here} and {there} cannot be compared", *fingerprints)
     if one.tokenizer != two.tokenizer and one.profile.data != two.profile.data:
         problem = f"{here} and {there} have targets with other tokenizers or chat templates, and other data"
         raise NotComparable(problem, "profile both on the same data: their documents are then paired by row")

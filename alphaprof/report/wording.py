@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from alphaprof.costs.cost_model import Cost
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import text_name
 from alphaprof.report.answer import GammaResult, Result, RunFacts
@@ -60,13 +59,6 @@ def on_for(report: Report) -> Iterator[str]:
     if (only := report.traffic.only) is not None:
         domains = ", ".join(fmt.short(name) for item in report.domains if (name := str(item.answer.domain)) in only.domains)
         yield f"on for {domains} only: {fmt.interval(only.speedup, 'x')}"
-
-
-def charged(cost: Cost) -> str:
-    """Return what a batch pays for in a verification."""
-    if cost.padded:
-        return "verification: gamma + 1 tokens of every sequence, whatever it drafts"
-    return "verification: one step for the tokens of all sequences in the batch, which draft independently"
 
 
 def throughput_of(report: Report, loads: Sequence[AtLoad], value: Interval | None = None) -> str:

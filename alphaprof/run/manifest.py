@@ -18,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
 
-from alphaprof.errors import AlphaprofError, ProfileInvalid, RunDamaged, RunUnreadable, cut
+from alphaprof.errors import ProfileInvalid, RunDamaged, RunUnreadable, cut
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 FORMAT = "alphaprof-run"
 LATENCY, DOCUMENTS = "latency.parquet", "documents.parquet"
 NUMERIC = ("torch", "transformers")  # packages whose versions rows depend on
-VERSION = 9
+VERSION = 10
 LONG = ("records", "shards", "files")  # what there is of every shard
 FILES = "files-"  # how the fingerprint of a model begins that is made of the SHA-256 of its files
 PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
@@ -166,13 +166,6 @@ def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
     """In which facts two models differ; where they lie does not matter, nor what other facts say already."""
     elsewhere = ("reference", "shape", "special", "trials")  # tokenizers are compared by themselves
     return [name for name in vars(old) if name not in elsewhere and getattr(old, name) != getattr(new, name)]
-
-
-def require_one_scheme(error: type[AlphaprofError], where: str, *fingerprints: str) -> None:
-    """Raise `error` if one of two fingerprints was made of a model's files, and the other of its loaded weights."""
-    if len({fingerprint.startswith(FILES) for fingerprint in fingerprints}) > 1:
-        problem = "an older alphaprof knew a model by its loaded weights, not by its files: it may be the same or another"
-        raise error(f"{where}: {problem}", "profile the older run again, into a new directory")
 
 
 @dataclass(frozen=True)

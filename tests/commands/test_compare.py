@@ -264,11 +264,9 @@ def test_a_draft_is_not_compared_with_itself(run: Run) -> None:
         compare(RunDraft(run, "small"), RunDraft(run, "small"))
 
 
-def test_another_processing_and_a_target_known_otherwise_are_refused(tmp_path: Path, run: Run) -> None:
-    weights = dataclasses.replace(run.manifest.target, fingerprint=f"files-{'0' * 64}")
+def test_another_processing_and_other_data_are_refused(tmp_path: Path, run: Run) -> None:
     data = [run.manifest.config["data"][0] | {"path": "other.jsonl"}]
     others = {
-        "an older alphaprof": changed(run, tmp_path / "d", target=weights),
         "other tokenizers or chat templates, and other data": changed(
             run, tmp_path / "b", tokenizer="1" * 64, config=run.manifest.config | {"data": data}
         ),

@@ -62,7 +62,7 @@ def times_of(
     """Step times of a draft of some kind, without the steps that it may lack."""
     head, lookup = "head" in kind, kind == "lookup"
     draft = NOTHING if lookup else step(rng, 1.5, timed)
-    return StepTimes(
+    found = StepTimes(
         dict(target),
         draft,
         lookup=step(rng, 0.3, timed) if lookup or "hybrid" in kind else NOTHING,
@@ -71,8 +71,9 @@ def times_of(
         draft_first={n: step(rng, 1.6 + 0.2 * n, timed) for n in range(1, gamma + 2)} if head else {},
         optional="hybrid" in kind,
         batch=batch,
-        padded=rng.randint(6) == 0,
     )
+    rng.randint(6)  # which was drawn when the cases were recorded
+    return found
 
 
 def counts_of(rng: np.random.RandomState, kind: str, cluster: Array, gamma: int) -> RoundCounts:

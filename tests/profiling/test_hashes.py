@@ -16,12 +16,11 @@ import pytest
 from huggingface_hub.file_download import _create_symlink
 
 from alphaprof.config.options import TargetOptions
-from alphaprof.errors import RunMismatch
 from alphaprof.profiling.models import hashes
-from alphaprof.profiling.models.hashes import fingerprint_by_files, hub_sha256, sha256_of, weight_files
+from alphaprof.profiling.models.hashes import hub_sha256, sha256_of, weight_files
 from alphaprof.profiling.models.kinds import layer_skip
 from alphaprof.profiling.models.load import Model, load_model
-from alphaprof.run.manifest import FILES, Quantisation, require_one_scheme
+from alphaprof.run.manifest import FILES, Quantisation
 from tests.tiny import llama
 
 CONTENT = b"weights" * 100
@@ -233,12 +232,3 @@ def test_files_are_those_that_are_loaded(tmp_path: Path) -> None:
     assert weight_files(options[whole]) == ()
     (parts / "adapter_config.json").write_text("{}")
     assert weight_files(options[parts]) == ()
-
-
-def test_two_schemes_are_not_two_models() -> None:
-    by_files, by_weights = fingerprint_by_files([], []), "0" * 64
-    require_one_scheme(RunMismatch, "x", by_files, by_files)
-    require_one_scheme(RunMismatch, "x", by_weights, f"partial-{by_weights}")
-    with pytest.raises(RunMismatch, match="x: an older alphaprof knew a model by its loaded weights") as raised:
-        require_one_scheme(RunMismatch, "x", by_files, by_weights)
-    assert "profile the older run again" in raised.value.hint

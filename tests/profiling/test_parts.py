@@ -69,7 +69,6 @@ def test_more_parts_than_blocks_leave_some_empty(tiny: Path, tmp_path: Path) -> 
         ((0, 1, "limit"), r"does not fit .*: another profile \(data\)"),
         ((0, 1, "device"), r"does not fit .*: device cuda, not cpu"),
         ((0, 1, "model"), r"does not fit .*: another close \(fingerprint\)"),
-        ((0, 1, "older"), r"does not fit .*: an older alphaprof knew a model by its loaded weights"),
         ((0, 1, "running"), r"is not complete"),
     ],
 )
@@ -85,8 +84,6 @@ def test_parts_that_do_not_fit_are_refused_with_both_sides_named(
             data["config"]["data"][0]["limit"] = 3
         elif kind == "device":
             data["environment"]["device"] = "cuda"
-        elif kind == "older":
-            data["target"]["fingerprint"] = "0" * 64
         elif kind == "model":
             data["drafts"]["close"]["fingerprint"] = "0" * 64
         else:

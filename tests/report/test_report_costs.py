@@ -23,7 +23,6 @@ from alphaprof.config.hardware import PRESETS
 from alphaprof.config.load import changed_question
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import open_costs, roofline_ms
-from alphaprof.costs.rounds import NOTHING, round_costs
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
@@ -34,7 +33,7 @@ from alphaprof.run.manifest import Environment
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 from tests.costs.test_roofline import LLAMA, QWEN3
-from tests.reporting import as_terminal, asked, changed, codes, only
+from tests.reporting import as_terminal, asked, codes, only
 from tests.synthetic import Domain, Recipe, altered, stored_totals, write_run
 
 RECIPE = Recipe(
@@ -242,23 +241,6 @@ def test_reports_say_what_a_verification_in_a_batch_is_charged(run: Run) -> None
     alone, batch = asked(run, concurrency=1), asked(run, concurrency=16)
     assert shared not in as_terminal(alone, 120, "times")
     assert shared in as_terminal(batch, 120, "times")
-    assert batch.times is not None
-    padded = changed(batch, times=dataclasses.replace(batch.times, padded=True))
-    shown = as_terminal(padded, 120, "times")
-    assert "verification: gamma + 1 tokens of every sequence, whatever it drafts" in shown
-    assert shared not in shown
-
-
-def test_an_engine_that_pads_is_one_switch_of_the_step_times(run: Run) -> None:
-    """Every round of prompt lookup then costs a verification of γ + 1 tokens, at one sequence as well."""
-    costs = open_costs(run, run.manifest.profile.costs, context_of(run))
-    assert costs is not None
-    padded = dataclasses.replace(costs, padded=True)
-    for batch in (1, 16):
-        times = padded.times(batch)["ngram"]
-        assert np.ptp(round_costs(dataclasses.replace(times, bookkeeping=NOTHING), 3)) == 0
-        assert all(half["ngram"].padded for half in padded.timing(batch).halves)
-        assert not costs.times(batch)["ngram"].padded
 
 
 def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> None:

@@ -8,7 +8,6 @@ from alphaprof.costs.cost_model import MEASURED, TIMED, Cost
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Table
 from alphaprof.report.build import RunReport
-from alphaprof.report.wording import charged
 
 TITLE = "step times, and where they come from"
 EMPTY = "the run has no step times (see --show notes)"
@@ -23,8 +22,8 @@ def draw(report: RunReport) -> Iterator[Block]:
     if cost.contexts:
         documents = "" if average is None else f"; documents: {average:.0f} on average"
         yield f"timed at {', '.join(map(str, cost.contexts))} tokens of context{documents}"
-    if cost.concurrency > 1 or cost.padded:
-        yield charged(cost)
+    if cost.concurrency > 1:
+        yield "verification: one step for the tokens of all sequences in the batch, which draft independently"
     yield ""
     steps = {
         f"target, {fmt.many(tokens, 'token')}": (("target", "decode" if tokens == 1 else "verify", tokens), ms)
