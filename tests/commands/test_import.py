@@ -529,6 +529,43 @@ def test_two_served_drafts_are_compared_by_their_rounds(pair: tuple[Run, Run]) -
     assert "alpha\n" not in invoke("compare", pair[0].path, pair[1].path).stdout
 
 
+RECOGNIZED: dict[str, tuple[Any, tuple[object, ...], int, str]] = {
+    "no rule": (RESPONSE, (), 2, "requests do not tell the acceptance rule of the engine | add --rule strict"),
+    "an option of texts": (RESPONSE, (*STRICT, "--pool"), 2, "--pool does not apply to requests of vLLM"),
+    "trees of vLLM": (RESPONSE, (*STRICT, "--drafting", "tree"), 2, "vLLM drafts chains"),
+    "two gammas": (RESPONSE, (*STRICT, "--gamma", 3, "--gamma", 4), 2, "requests have one --gamma"),
+    "an option of requests": (
+        {"prompt_token_ids": [1], "token_ids": [2]},
+        ("--leave-out", "--format", "texts"),
+        2,
+        "to texts",
+    ),
+    "SGLang": ({"meta_info": {"spec_num_correct_drafts": 1}}, STRICT, 2, "SGLang's counts do not tell what a round drafts"),
+    "no counts": ({"choices": [{}], "usage": {}}, STRICT, 3, "no metrics.speculative_decoding"),
+}
+
+
+@each(("row", "options", "code", "words"), RECOGNIZED.values())
+def test_what_a_file_is_says_which_options_it_has(
+    row: Any, options: tuple[object, ...], code: int, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"error": "overloaded"}) + "\n" + json.dumps(row) + "\n")
+    found, text = failure(invoke("import", path, *options, "--out", tmp_path / "run"))
+    assert (found, words in text) == (code, True), text
+
+
+def test_a_server_is_for_diagnose_and_files_are_of_one_kind(tmp_path: Path) -> None:
+    page, requests, texts = GOLDEN / "metrics-1.txt", tmp_path / "requests.jsonl", tmp_path / "texts.jsonl"
+    requests.write_text(json.dumps(RESPONSE) + "\n")
+    texts.write_text(json.dumps({"prompt_token_ids": [1], "token_ids": [2]}) + "\n")
+    for place, code in ((page, 3), ("http://127.0.0.1:8000", 2)):
+        found, text = failure(invoke("import", place, "--out", tmp_path / "run"))
+        assert (found, f"alphaprof diagnose {place} shows what it counts" in text) == (code, True), text
+    code, text = failure(invoke("import", requests, texts, "--out", tmp_path / "run"))
+    assert (code, "requests.jsonl (vllm)" in text, "--format" in text) == (2, True, True)
+
+
 def test_runs_that_were_served_otherwise_are_not_comparable(pair: tuple[Run, Run], simulated: Run, tmp_path: Path) -> None:
     """By rule, and by gamma."""
 
