@@ -1,13 +1,13 @@
 """`alphaprof check`: the gate for CI. A run judged by the verdict of its report, by least values, or against an older run,
 at one confidence for all.
 
-It asks what a report asks: the same draft and gamma, cross-fitted in the same way; what keeps a report from a verdict keeps
-a threshold from being passed. Against a baseline, tokens per round of a draft are compared with an older one's on the same
-prompts, and two questions are asked: does the whole traffic, by the weights of the decision, keep what it had, which
-decides, and is any domain shown to lose more than the margin, which fails too. Few domains are large enough to be shown to
-lose nothing: a gate that asked that of each would hardly ever pass.
+A threshold asks the report's answer for a domain: the same draft and gamma, cross-fitted in the same way; what keeps a
+report from a verdict keeps a threshold from being passed. Against a baseline, tokens per round of a draft are compared with
+an older one's on the same prompts, and two questions are asked: does the whole traffic, by the weights of the decision, keep
+what it had, which decides, and is any domain shown to lose more than the margin, which fails too. Few domains are large
+enough to be shown to lose nothing: a gate that asked that of each would hardly ever pass.
 
-The gamma is the one that is named, else that of the decision, else the one that the verdict prefers for the baseline: a
+The gamma is named, else that of the decision, else the one that the verdict prefers for the baseline: a
 draft whose deeper tokens got worse would itself prefer one at which nothing is lost. A draft that proposed something in a
 domain and no longer does fails there, whatever the margin: nothing is left to take a bound from, and a gate that skipped it
 would pass the worst case. The same draft with equal totals has not changed: it passes, and nothing is estimated.
@@ -31,8 +31,7 @@ import pyarrow as pa
 from alphaprof.config.load import changed_question, known_rules
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
-from alphaprof.costs.rounds import StepTimes
-from alphaprof.costs.speedup import Mix
+from alphaprof.costs.rounds import Timing
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
 from alphaprof.render import format as fmt
@@ -55,7 +54,7 @@ from alphaprof.report.pairing import (
 )
 from alphaprof.report.result import contradiction
 from alphaprof.report.stopping import settled
-from alphaprof.report.verdict import AUTO, CrossFit, Mask, Pair, judge, no_decision, not_defined
+from alphaprof.report.verdict import AUTO, CrossFit, Mask, Pair, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, DraftFacts
 from alphaprof.run.notes import concerns_of, note
@@ -65,8 +64,6 @@ from alphaprof.stats.gates import Gate, Outcome, together
 from alphaprof.stats.gates import judge as judge_gates
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
 
-_Part = tuple[DocumentTotals, int, StepTimes | None]  # documents of a domain, gamma, and the times of its steps if known
-ONE = Mix(("",), (1.0,))  # one domain alone
 Measure = Literal[
     "alpha",
     "accept@1",  # alpha of a head, which holds for first drafts
@@ -98,6 +95,8 @@ class Item:
 
     measure: Measure  # what the threshold is a limit of
     domain: str
+    draft: str | None  # the one that was judged
+    gamma: int | None  # None: the measure has none
     threshold: float  # the least value that passes
     value: float | None
     low: float | None
@@ -111,6 +110,11 @@ class Item:
         if value is not None and self.measure == "tokens_per_round_change":
             return f"{100 * value:+.1f}%"
         return fmt.number(value, 3, "x" if self.measure == "speedup" else "")
+
+    @property
+    def used(self) -> tuple[str, str]:
+        """Its draft and gamma as text."""
+        return self.draft or fmt.NOTHING, fmt.NOTHING if self.gamma is None else str(self.gamma)
 
     @property
     def bounds(self) -> str:
@@ -131,16 +135,16 @@ class Check:
     """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
 
     format: ClassVar[str] = "alphaprof-check"
-    version: ClassVar[str] = "2.0"
+    version: ClassVar[str] = "2.1"
 
     outcome: Outcome  # of all thresholds together
     reason: str
     run: str
     baseline: str | None = None  # the older run and its draft; None: judged by thresholds or a decision
     new_target: str | None = None  # the run's target if the baseline had another one
-    draft: str | None
+    draft: str | None  # None: none was chosen, or domains have others
     rule: str
-    gamma: int | None
+    gamma: int | None  # None: none was chosen, domains have others, or no measure has one
     times: str | None = None  # whose step times speedups rest on; None: none was judged
     confidence: float
     undecided: Literal["pass", "fail"] = "pass"  # what --undecided makes of that outcome
@@ -160,20 +164,24 @@ class Check:
             if self.new_target is not None:
                 yield f"new target {self.new_target}: alphaprof compare says whether to keep, retrain or turn off the draft"
             yield f"{paired} paired by prompt; unpaired: {new} of the run, {old} of the baseline"
-        gamma = f", gamma {self.gamma}" if self.gamma is not None else ""
-        yield f"draft {self.draft or 'none chosen'}, rule {self.rule}{gamma}"
+        drafts, gammas = {item.draft for item in self.items} - {None}, {item.gamma for item in self.items} - {None}
+        apart = len(drafts) > 1 or len(gammas) > 1
+        gamma = f", gamma {self.gamma or 'by domain'}" if self.gamma is not None or gammas else ""
+        yield f"draft {self.draft or ('by domain' if drafts else 'none chosen')}, rule {self.rule}{gamma}"
         if self.times is not None and self.times not in self.reason:
             yield f"speedups {self.times}"
         if self.items:
             rows = (
                 (
-                    *(short(item.domain), item.measure, fmt.count(item.documents), item.number(item.threshold)),
+                    *(short(item.domain), item.measure, *(item.used if apart else ())),
+                    *(fmt.count(item.documents), item.number(item.threshold)),
                     *(item.number(item.value), item.bounds, Verdict(item.outcome.upper())),
                 )
                 for item in self.items
             )
-            headings = ("domain", "measure", "docs", "at least", "value", "bounds", "outcome")
-            yield from ("", table_of_rows("thresholds", headings, rows, left=("measure", "outcome")))
+            pair = ("draft", "gamma") if apart else ()
+            headings = ("domain", "measure", *pair, "docs", "at least", "value", "bounds", "outcome")
+            yield from ("", table_of_rows("thresholds", headings, rows, left=("measure", "draft", "outcome")))
         yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
         yield from (Verdict("note", f": {message}; {note.remedy}") for message, note in once_a_code(self.notes))
@@ -198,7 +206,7 @@ class Check:
             notes += [item.note] if item.note else []
             text = f"{item.number(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
             fails = decides and self.undecided == "fail"
-            case(f"{self.draft}.{item.measure}", item.domain, "fail" if fails else item.outcome, text)
+            case(f"{item.draft}.{item.measure}", item.domain, "fail" if fails else item.outcome, text)
         for left in self.unjudged:
             case(f"{self.draft}.baseline", left.domain, "undecided", f"not judged: {left.reason}")
         if not self.items:
@@ -271,12 +279,10 @@ def checked(
     _require_one_of("draft", draft, drafts, run)
     if thresholds and draft is None and profile.decision.draft == AUTO and len(drafts) == 1:
         draft = next(iter(drafts))
-    needs_gamma = bool({"acceptance_length", "speedup"} & set(thresholds)) or not thresholds
-    if needs_gamma:
-        _require_one_of("gamma", gamma, drafts[draft].lengths(run.gammas) if draft else run.gammas, run)
+    _require_one_of("gamma", gamma, drafts[draft].lengths(run.gammas) if draft else run.gammas, run)
     asked = settled(Asked.of(run, profile.deciding(draft, rule, gamma)))
     if thresholds:
-        return _check_thresholds(asked, thresholds, rule, needs_gamma)
+        return _check_thresholds(asked, thresholds, rule)
     return _check_decision(asked)
 
 
@@ -303,8 +309,8 @@ def _check_decision(asked: Asked) -> Check:
     outcome = VERDICTS[str(answer.verdict)]
     items: tuple[Item, ...] = ()
     if (found := answer.speedup) is not None:
-        numbers = (found.value, found.low, found.high)
-        items = (Item("speedup", WHOLE, traffic.min_speedup, *numbers, answer.held_out, outcome),)
+        item = partial(Item, "speedup", WHOLE, answer.draft, answer.gamma, traffic.min_speedup)
+        items = (item(found.value, found.low, found.high, answer.held_out, outcome),)
     return Check(
         outcome=outcome,
         notes=_notes(asked, [(item.domain, item.pool) for item in judged.pools], speedup=True),
@@ -340,19 +346,16 @@ def _judged_together(parts: Sequence[tuple[Item, Bounds | None]], confidence: fl
     return tuple(item if bounds is None else dataclasses.replace(item, **vars(next(results))) for item, bounds in parts)
 
 
-def _measured(measure: Measure, parts: Sequence[_Part]) -> tuple[float | None, Bounds]:
-    """Return the value of a measure over all documents of some parts (None: not known), and its bounds."""
-    pools, gammas, _ = zip(*parts, strict=True)
-    if measure == "speedup":
-        decoded = [ONE.decoded([pool.counts(gamma)], each)[0] for pool, gamma, each in parts if each is not None]
-        faster = ONE.routed([decoded]) if decoded else None
-        return (faster.value, faster.deciding) if faster else (None, lambda _: (0.0, math.inf))
-    sums = [accepted_of(pool, None if measure == "alpha" else gamma) for pool, gamma, _ in parts]
+def _measured(measure: Measure, parts: Sequence[tuple[DocumentTotals, int]]) -> tuple[float | None, Bounds]:
+    """Return alpha or the acceptance length over all documents of some parts, each at its gamma (None: not known), and its
+    bounds.
+    """
+    sums = [accepted_of(pool, None if measure == "alpha" else gamma) for pool, gamma in parts]
     accepted, proposed = (np.concatenate(side) for side in zip(*sums, strict=True))
-    least, most = (0.0, 1.0) if measure == "alpha" else (1.0, float(max(gammas)))
+    least, most = (0.0, 1.0) if measure == "alpha" else (1.0, float(max(gamma for _, gamma in parts)))
     if not proposed.sum():
         return None, lambda _: (least, least + most)
-    estimate = ratio(*by_cluster(np.concatenate([pool.cluster for pool in pools]), accepted, proposed))
+    estimate = ratio(*by_cluster(np.concatenate([pool.cluster for pool, _ in parts]), accepted, proposed))
 
     def bounds(tail: float) -> tuple[float, float]:
         if measure == "alpha":
@@ -364,119 +367,112 @@ def _measured(measure: Measure, parts: Sequence[_Part]) -> tuple[float | None, B
     return least + estimate.value, bounds
 
 
-def _widest(each: Sequence[Bounds], tail: float) -> tuple[float, float]:
-    """Return bounds that enclose all of some."""
-    lows, highs = zip(*(one(tail) for one in each), strict=True)
-    return min(lows), max(highs)
+def _answered(
+    measure: Measure, judge: Judge, domain: str, pair: Pair, tested: CrossFit | None
+) -> tuple[float | None, Bounds]:
+    """Return a measure of the report's answer for a domain, with its bounds: what was chosen is cross-fitted, as its speedup
+    is; if what was named has to clear a threshold as well, so does it here.
+    """
+    if measure == "speedup":
+        if tested is None or tested.shown is None:
+            return None, lambda _: (0.0, math.inf)
+        return tested.shown.value, tested.deciding
+
+    def over(*parts: tuple[Pair, Mask | None]) -> tuple[float | None, Bounds]:
+        pools = [(judge.every[draft][domain], gamma, rows) for (draft, gamma), rows in parts]
+        return _measured(measure, [(pool if rows is None else pool.rows(rows), gamma) for pool, gamma, rows in pools])
+
+    if tested is None or tested.choice is None or tested.rows is None:
+        return over((pair, None))
+    halves = over(*zip(tested.choice.halves[::-1], (rows[domain] for rows in tested.rows), strict=True))
+    if tested.own is None:
+        return halves
+    named = over((pair, None))
+
+    def widest(tail: float) -> tuple[float, float]:
+        (low, high), (least, most) = halves[1](tail), named[1](tail)
+        return min(low, least), max(high, most)
+
+    return (halves if tested.close else named)[0], widest
 
 
-def _check_thresholds(
-    asked: Asked, thresholds: Mapping[Measure, Mapping[str, float]], rule: str | None, needs_gamma: bool
-) -> Check:
-    """Judges a run by least values of measures in its domains. Raises `OptionInvalid` for what the run does not have."""
+def _check_thresholds(asked: Asked, thresholds: Mapping[Measure, Mapping[str, float]], rule: str | None) -> Check:
+    """Judges a run by least values of measures of the report's answer for each domain. Raises `OptionInvalid` for what the
+    run does not have.
+    """
     run, question = asked.run, asked.question
-    chosen, judged = rule or one_rule(asked), Judge.of(asked)
-    pools, evidence, weights, mix = judged.pools, judged.evidence, judged.weights, judged.mix
-    costs, timing, candidates = judged.costs, judged.timing, judged.candidates
-    domains = list(dict.fromkeys(item.domain for item in pools if item.pool.defined))
+    chosen, judge = rule or one_rule(asked), Judge.of(asked)
+    domains = list(dict.fromkeys(item.domain for item in judge.pools if item.pool.defined))
     if not domains:
         hint = "name a rule that applies to this text: strict if it is greedy; one_hot, lossless or block if it is sampled"
         raise OptionInvalid(f"{chosen} has no rounds on the text of {run.path}", hint)
-    (draft, gamma), tested = _choice(judged, needs_gamma)
-    drafting = run.manifest.drafting
+    drafting, timed = run.manifest.drafting, judge.candidates.keys() & judge.timing.times.keys()
     for measure, missing, why in (
         ("alpha", run.imported, "an engine's metrics do not give alpha, since what follows a rejection is never tested"),
         ("acceptance_length", drafting != CHAIN, f"it was served with {drafting} drafting, so its rounds are not known"),
-        ("speedup", draft not in timing.times, f"it has no step times for {draft}"),
+        ("speedup", not timed, f"it has no step times for {' or '.join(judge.candidates)}"),
     ):
         if missing and measure in thresholds:
             hint = "use --min-acceptance-length, or --baseline to compare tokens per round with another run"
             raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
-
-    def sides(domain: str) -> list[list[_Part]]:
-        """Return the documents of a domain as they are judged: cross-fitted; and also as named, if that counts too."""
-        own = costs.of_domain(domain).timing(question.concurrency) if costs else timing
-        halves = own.halves or (own.times, own.times)
-        found: list[list[tuple[Pair, Mask | None, Mapping[str, StepTimes]]]] = [[((draft, gamma), None, own.times)]]
-        if tested is not None and tested.choice is not None and tested.rows is not None and domain in mix.domains:
-            rows = [each[domain] for each in tested.rows]
-            found = [list(zip(tested.choice.halves[::-1], rows, halves, strict=True))]
-            found += [[((draft, gamma), *each) for each in zip(rows, halves, strict=True)]] if tested.own else []
-        return [
-            [
-                (pool if rows is None else pool.rows(rows), length, times.get(name))
-                for (name, length), rows, times in each
-                for pool in [candidates[name][domain]]
-            ]
-            for each in found
-        ]
-
-    by_depth, parts, unjudged = run.manifest.drafts[draft].by_depth, list[tuple[Item, Bounds | None]](), dict[str, str]()
-    unjudged |= {domain: why for domain, why in evidence.undefined.items() if domain not in domains}
+    if not timed and len(judge.candidates) > 1:
+        hint = f"name one: --draft {' or '.join(judge.candidates)}"
+        raise OptionInvalid(f"the best draft for {run.path} is not known: it has no step times", hint)
+    undefined, parts, unjudged = judge.evidence.undefined, list[tuple[Item, Bounds | None]](), dict[str, str]()
+    unjudged |= {domain: why for domain, why in undefined.items() if domain not in domains}
     for measure, named in thresholds.items():
         for domain in named.keys() - {EVERY}:
             _require_one_of("domain with rounds", domain, domains, run)
         for domain in domains:
-            if domain not in named and not weights.get(domain, 0):
+            if domain not in named and not judge.weights.get(domain, 0):
                 unjudged[domain] = "weight 0 in decision.weights"
             elif (least := named.get(domain, named.get(EVERY))) is not None:
-                first = measure == "alpha" and by_depth
-                item = partial(Item, "accept@1" if first else measure, domain, least)
-                if domain not in candidates[draft]:
-                    parts.append((item(None, None, None, 0, "undecided", evidence.undefined[domain]), None))
-                    continue
-                each, whole = [_measured(measure, side) for side in sides(domain)], candidates[draft][domain]
-                value = each[0 if tested is None or tested.close else -1][0]
-                item = partial(item, value, None, None, distinct(whole.cluster))
-                silent = proposes_nothing(whole, None if measure == "alpha" else gamma) and whole["tokens"].sum()
-                if measure != "speedup" and silent:  # it had every chance
-                    parts.append((item("fail", SILENT), None))
-                elif doubt := question.stand_in:
-                    parts.append((item("undecided", doubt), None))
-                else:
-                    parts.append(
-                        (item("undecided", FIRST if first else None), partial(_widest, [bounds for _, bounds in each]))
-                    )
-    items = _judged_together(parts, question.confidence)
-    if draft in timing.times and 0 < timing.times[draft].rounds < GO_ROUNDS:  # a report has no GO then
-        why = f"a speedup needs step times of at least {GO_ROUNDS} rounds to pass"
-        items = tuple(
-            dataclasses.replace(item, outcome="undecided", note=why)
-            if (item.measure, item.outcome) == ("speedup", "pass")
-            else item
-            for item in items
-        )
-    outcome = together([item.outcome for item in items])
+                parts.append(_judged(measure, judge, domain, least))
+    items = tuple(_as_timed(item, judge.timing) for item in _judged_together(parts, question.confidence))
+    outcome, pairs = together([item.outcome for item in items]), [(item.draft, item.gamma) for item in items]
+    drafts, gammas = {draft for draft, _ in pairs}, {gamma for _, gamma in pairs if gamma is not None}
     return Check(
         outcome=outcome,
-        notes=_notes(asked, [(item.domain, item.pool) for item in pools], speedup="speedup" in thresholds),
+        notes=_notes(asked, [(item.domain, item.pool) for item in judge.pools], speedup="speedup" in thresholds),
         reason=_in_words(items, outcome),
         run=str(run.path),
-        draft=draft,
+        draft=drafts.pop() if len(drafts) == 1 else None,
         rule=chosen,
-        gamma=gamma if needs_gamma else None,
-        times=costs.basis if costs and "speedup" in thresholds else None,
+        gamma=gammas.pop() if len(gammas) == 1 else None,
+        times=judge.costs.basis if judge.costs and "speedup" in thresholds else None,
         confidence=question.confidence,
         items=items,
         unjudged=tuple(Unjudged(*each) for each in unjudged.items()),
     )
 
 
-def _choice(judged: Judge, needs_gamma: bool) -> tuple[Pair, CrossFit | None]:
-    """Return the draft and gamma that thresholds are about: as named, else as the decision fixes them, else as the verdict
-    on the whole traffic chooses them, with what that rests on. Raises `OptionInvalid` if nothing tells.
+def _judged(measure: Measure, judge: Judge, domain: str, least: float) -> tuple[Item, Bounds | None]:
+    """Return the least value of a measure in a domain, of the report's answer there, and its bounds; None if these do not
+    decide.
     """
-    question, run = judged.asked.question, judged.asked.run
-    timing, candidates, mix, reason = judged.timing, judged.candidates, judged.mix, judged.undecidable
-    options, (first, *others) = question.options(candidates, run.gammas, timing), candidates
-    if not others and not (needs_gamma and question.chooses(options)):
-        return options[0] if options else (first, max(run.gammas)), None
-    pair, decision = (None, no_decision(reason)) if reason else judge(candidates, timing, mix, question, run.gammas)
+    pair, decision = judge.for_domain(domain)
     if pair is None:
-        what, names = ("draft", list(run.manifest.drafts)) if others else (f"gamma of {first}", list(map(str, run.gammas)))
-        hint = f"name one: --{what.split()[0]} {' or '.join(names)}"
-        raise OptionInvalid(f"the best {what} for {run.path} is not known: {decision.reason}", hint)
-    return pair, decision.tested
+        return Item(measure, domain, None, None, least, None, None, None, 0, "undecided", decision.reason), None
+    (draft, gamma), asked = pair, judge.asked
+    value, bounds = _answered(measure, judge, domain, pair, decision.tested)
+    whole, used = judge.every[draft][domain], None if measure == "alpha" else gamma
+    first = measure == "alpha" and asked.run.manifest.drafts[draft].by_depth
+    item = partial(
+        Item, "accept@1" if first else measure, domain, draft, used, least, value, None, None, distinct(whole.cluster)
+    )
+    if measure != "speedup" and proposes_nothing(whole, used) and whole["tokens"].sum():  # it had every chance
+        return item("fail", SILENT), None
+    if asked.question.stand_in:
+        return item("undecided", asked.question.stand_in), None
+    return item("undecided", FIRST if first else None), bounds
+
+
+def _as_timed(item: Item, timing: Timing) -> Item:
+    """Return an item as it is, but that no speedup passes by step times of so few rounds that a report has no GO."""
+    if (item.measure, item.outcome) != ("speedup", "pass") or not 0 < timing.times[str(item.draft)].rounds < GO_ROUNDS:
+        return item
+    why = f"a speedup needs step times of at least {GO_ROUNDS} rounds to pass"
+    return dataclasses.replace(item, outcome="undecided", note=why)
 
 
 def _require_one_of(what: str, asked: object, known: Collection[object], run: Run) -> None:
@@ -535,7 +531,7 @@ def check_baseline(
     same, parts = _same_draft(old, new), list[tuple[Item, Bounds | None]]()
     whole = [(WHOLE, judged, weights)] if len(judged) > 1 else []
     for domain, those, shares in (*whole, *((text.domain, [text], None) for text in judged)):
-        item, bounds = _kept_of_baseline(domain, those, shares, used, margin, same, confidence)
+        item, bounds = _kept_of_baseline(domain, those, shares, new.draft, used, margin, same, confidence)
         against = (contradiction(side) for text in those for side in (text.second, text.first))
         if doubt := asked.question.stand_in or next(filter(None, against), ""):  # rounds describe other traffic
             item, bounds = dataclasses.replace(item, outcome="undecided", note=doubt), None
@@ -581,6 +577,7 @@ def _kept_of_baseline(
     domain: str,
     texts: Sequence[TextPair],
     weights: Mapping[str, float] | None,
+    draft: str,
     gamma: int,
     margin: float,
     same_draft: bool,
@@ -592,7 +589,7 @@ def _kept_of_baseline(
     parts, shares = over_domains(texts, weights)
     before, _, change = difference_over(parts, shares, gamma, confidence)
     whole = TextPair.together(domain, texts)
-    item = partial(Item, "tokens_per_round_change", domain, -margin, change.value / before)
+    item = partial(Item, "tokens_per_round_change", domain, draft, gamma, -margin, change.value / before)
 
     def bounds(tail: float) -> tuple[float, float]:
         difference = difference_over(parts, shares, gamma, 1 - 2 * tail)[2]

@@ -201,25 +201,28 @@ class Judge:
             if domains and all(self.judged(domain, [draft])[1].verdict == "NO-GO" for domain in domains):
                 yield draft
 
+    def for_domain(self, domain: str) -> Judged:
+        """Return what is chosen for a domain by itself, and the decision on it."""
+        mine = [draft for draft in self.candidates if domain in self.every.get(draft, {})]
+        if domain not in self.evidence.undefined and mine:
+            return self.judged(domain, mine)
+        lacking = self.timing.lacks(self.candidates) if self.timing.times else None  # of a draft that was asked for
+        reason = without_times([], lacking) if lacking else "no rounds"
+        return None, no_decision(self.evidence.undefined.get(domain, reason))
+
     def domains(self) -> tuple[DomainAnswer, ...]:
         """Return what to use for each domain by itself, the largest share first."""
-        lacking = self.timing.lacks(self.candidates) if self.timing.times else None  # of a draft that was asked for
-        lacking = without_times([], lacking) if lacking else "no rounds"
         answers, claims = list[DomainAnswer](), list[_Claim]()
         for domain, share in sorted(self.weights.items(), key=lambda item: -item[1]):
             here = [draft for draft, pools in self.every.items() if domain in pools]
-            judged: Judged = None, no_decision(self.evidence.undefined.get(domain, lacking))
-            others, claim = list[str](), _Claim("UNDECIDED", lambda _: False)
-            if domain not in self.evidence.undefined and (mine := [draft for draft in here if draft in self.candidates]):
-                judged = self.judged(domain, mine)
-                claim = _Claim(judged[1].verdict, partial(_still, judged[1], self._question))
-                others = [draft for draft in here if draft != judged[0][0]] if judged[0] else []
+            judged = self.for_domain(domain)
+            others = [draft for draft in here if draft != judged[0][0]] if judged[0] else []
             next_best, ahead = None, None
             if others:
                 behind = self.judged(domain, others)
                 next_best, ahead = self.answer(domain, behind), self._lead(domain, here, behind, judged)
             answers.append(DomainAnswer(share, self.answer(domain, judged), "UNDECIDED", next_best, ahead))
-            claims.append(claim)
+            claims.append(_Claim(judged[1].verdict, partial(_still, judged[1], self._question)))
         error = 1 - self._question.confidence
         for verdict in ("GO", "NO-GO"):  # of each kind any is wrong with at most `error`
             mine_hold = [claim.holds if claim.verdict == verdict else lambda _: False for claim in claims]

@@ -239,6 +239,25 @@ SPEEDUPS: Mapping[str, Recipe] = {
 }
 
 
+def test_a_threshold_asks_the_reports_own_answer_for_a_domain(tmp_path: Path) -> None:
+    """As the halves of the whole traffic choose, code surely reaches 1.698, and would pass what the report leaves open."""
+    decision = AUTO | {"min_speedup": 1.695}
+    recipe = Recipe(domains=BOTH, decision=decision, drafts=dict.fromkeys("abcd", 0.0), gammas=(1, 3), seed=7)
+    run = write_run(tmp_path / "run", recipe)
+    answers = {str(each.answer.domain): each.answer for each in build_report(run).domains}
+    assert answers["code"].speedup is not None
+    assert answers["code"].speedup.low == pytest.approx(1.692281)
+    for domain, verdict, outcome in (("code", "UNDECIDED", "undecided"), ("chat", "NO-GO", "fail")):
+        (item,) = check(run, "--min-speedup", f"{domain}=1.695")[1]["items"]
+        answer = answers[domain]
+        assert (answer.verdict, item["outcome"]) == (verdict, outcome)
+        assert answer.speedup == Interval(*(item[key] for key in ("value", "low", "high")))
+        assert (item["draft"], item["gamma"]) == (answer.draft, answer.gamma)
+    found = check(run, "--min-speedup", "1.695")[1]
+    assert (found["draft"], found["gamma"]) == (None, None)
+    assert [(item["draft"], item["gamma"]) for item in found["items"]] == [("c", 3), ("d", 1)]
+
+
 @pytest.mark.parametrize("name", SPEEDUPS)
 def test_the_speedup_of_the_whole_traffic_is_the_reports(name: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SPEEDUPS[name])
