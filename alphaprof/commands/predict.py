@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alphaprof.config.hardware import ACCELERATORS
-from alphaprof.config.heads import MODEL, DraftForm, draft_form, layer_of, longest_block
+from alphaprof.config.heads import MODEL, DraftForm, as_held, draft_form, layer_of, longest_block
+from alphaprof.config.model_files import CONFIG, ModelFiles, quantization_beside
 from alphaprof.costs.layers import decoder_of
 from alphaprof.costs.quantization import quantization_of
 from alphaprof.costs.shapes import ModelShape
@@ -359,13 +360,13 @@ def read_pair(target: Path, draft: Path, weight_bytes: float | None = None) -> P
     fit.
     """
     config, draft_config = _read_config(target), _read_config(draft)
-    decoder = decoder_of(config)
-    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder))
+    decoder, tensors = decoder_of(config), _tensors_beside(draft)
+    form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder, tensors))
     if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
         raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
     shape = _counted(target, lambda: ModelShape.from_config(config, weight_bytes))
     whole = decoder if weight_bytes is None else {**decoder, "quantization_config": None}
-    used = _counted(draft, lambda: _draft_shape(draft, draft_config, form, shape, whole))
+    used = _counted(draft, lambda: _draft_shape(draft, draft_config, tensors, form, shape, whole))
     longest = _counted(draft, lambda: longest_block(draft_config, form))
     of_target = _read_of(target, config, shape, MODEL, weight_bytes is None)
     read = of_target, _read_of(draft, draft_config, used, form, weight_bytes is None or not form.module)
@@ -423,8 +424,6 @@ def computed_cost(
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    from alphaprof.profiling.models.hub import quantization_beside  # pyarrow, which formulas do without
-
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -439,9 +438,15 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     return config | {"quantization_config": beside | (declared or {})}
 
 
+def _tensors_beside(path: Path) -> Collection[str]:
+    """Return the names of the tensors beside a config.json; none where only that is here."""
+    return ModelFiles.of(path.parent).tensors if path.name == CONFIG else ()
+
+
 def _draft_shape(
     path: Path,
     config: Mapping[str, Any],
+    tensors: Collection[str],
     form: DraftForm,
     target: ModelShape,
     decoder: Mapping[str, Any],
@@ -461,7 +466,7 @@ def _draft_shape(
         raise CostsUnreadable(f"{path} is {problem}", "give the head that was trained for this target")
     if form.module:
         return ModelShape.of_mtp(decoder, target)
-    return ModelShape.of_head(config, target)
+    return ModelShape.of_head(as_held(config, tensors), target, form)
 
 
 def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, form: DraftForm, declared: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,18 +10,20 @@ from typing import Any
 
 import yaml
 
+from alphaprof.config.heads import DFLASH, MODEL, causal_layers, layer_of, longest_block, recognized, require_kind
 from alphaprof.config.load import load_profile
+from alphaprof.config.model_files import CONFIG, ModelFiles
 from alphaprof.errors import OptionInvalid
 
-KINDS = {  # of drafts that are not models by themselves, by what their name or config.json has
+KINDS = {  # of drafts that are not models by themselves, by their names, where their files are not here
     "dflash": re.compile(r"dflash", re.IGNORECASE),
     "p_eagle": re.compile(r"p-?eagle", re.IGNORECASE),
-    "pard": re.compile(r"pard[-_]|pard_token", re.IGNORECASE),
+    "pard": re.compile(r"pard[-_]", re.IGNORECASE),
     "eagle3": re.compile(r"eagle-?3", re.IGNORECASE),
     "eagle1": re.compile(r"eagle", re.IGNORECASE),
 }
 LOOKUP = ("ngram", "prompt_lookup", "lookup")  # names of the draft that every profile has: it needs no model
-BLOCK = 16  # rows of a DFlash block, if its files are not here
+BLOCK, USUAL = 15, set(range(1, 9))  # drafts of a DFlash round, if files do not say; and gammas of profiles
 AFTER = """\
 continuation: {kind: greedy, max_new_tokens: 256}   # temperature 0; else {kind: sampled, temperature: 0.7, top_p: 0.9}
 decision: {min_speedup: 1.10, confidence: 0.95}     # GO if the speedup's lower bound reaches min_speedup
@@ -47,9 +48,8 @@ def write_profile(target: str, drafts: Sequence[str], sources: Mapping[str, Mapp
         "data:",
         *(f"  - {_flow(source)}" for source in data),
     ]
-    blocks = sorted({_block(draft) - 1 for draft in drafts if _kind(draft) == "dflash"} - set(range(1, 9)))
-    if blocks:
-        lines.append(f"gammas: {[*range(1, 9), *blocks]}   # speculative tokens; a DFlash block drafts block size - 1")
+    if more := sorted({_draft(draft).get("gamma", BLOCK) for draft in drafts if _draft(draft)["kind"] == "dflash"} - USUAL):
+        lines.append(f"gammas: {[*sorted(USUAL), *more]}   # speculative tokens, with the gamma of DFlash drafts")
     out.write_text("\n".join(lines) + "\n" + AFTER, encoding="utf-8")
     load_profile(out)
 
@@ -57,18 +57,32 @@ def write_profile(target: str, drafts: Sequence[str], sources: Mapping[str, Mapp
 def _draft_lines(drafts: Sequence[str], out: Path) -> Iterator[str]:
     names = set[str]()
     for draft in drafts:
-        kind = _kind(draft)
-        name = kind if kind != "model" else "small"
+        options = _draft(draft)
+        name = options["kind"] if options["kind"] != MODEL.kind else "small"
         name = name if name not in names else f"{name}{len(names) + 1}"
         names.add(name)
-        yield f"  {name}: {{kind: {kind}, model: {_flow(_from(draft, out))}}}"
+        yield f"  {name}: {_flow(options | {'model': _from(draft, out)})}"
 
 
-def _kind(draft: str) -> str:
-    """Return the kind of draft that a name, or its files, look like."""
-    config = Path(draft) / "config.json"
-    text = draft + (config.read_text(encoding="utf-8") if config.is_file() else "")
-    return next((kind for kind, pattern in KINDS.items() if pattern.search(text)), "model")
+def _draft(draft: str) -> dict[str, Any]:
+    """Return the options of a draft, by its files, or else by its name. Raises `ModelUnloadable` for files of a kind that
+    cannot be measured.
+    """
+    place = Path(draft)
+    if not place.exists():
+        return {"kind": next((kind for kind, pattern in KINDS.items() if pattern.search(draft)), MODEL.kind), "model": draft}
+    form, config = MODEL, {}
+    if (place / CONFIG).is_file():
+        files = ModelFiles.of(place)
+        form, config = recognized(files.config, files.tensors), files.config
+    kind = form.kind or MODEL.kind
+    require_kind(draft, kind, place)
+    options: dict[str, Any] = {"kind": kind, "model": draft}
+    layers = layer_of(config)
+    types = layers.get("layer_types") or [""] * (layers.get("num_hidden_layers") or 1)
+    if form is DFLASH and not all(causal_layers(config, types)):
+        options["gamma"] = longest_block({"block_size": BLOCK + 1} | config, form)  # whose rows read each other
+    return options
 
 
 def _is_base(target: Path) -> bool:
@@ -79,13 +93,6 @@ def _is_base(target: Path) -> bool:
         and "chat_template" not in config.read_text(encoding="utf-8")
         and not [*target.glob("chat_template*")]
     )
-
-
-def _block(draft: str) -> int:
-    """Return the rows of a block of a DFlash drafter."""
-    file = Path(draft) / "config.json"
-    config = json.loads(file.read_bytes()) if file.is_file() else {}
-    return int(config.get("block_size") or (config.get("dflash_config") or {}).get("block_size") or BLOCK)
 
 
 def _from(name: str, out: Path) -> str:

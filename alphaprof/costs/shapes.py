@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alphaprof.config.heads import NESTED, REDUCED, draft_form, layer_of
+from alphaprof.config.heads import NESTED, REDUCED, DraftForm, draft_form, layer_of
 from alphaprof.costs.layers import EXPERTS, MIXTURES, STATE_BYTES, USED, Layer, decoder_of, first_of, layers_of
 from alphaprof.costs.quantization import quantization_of
 
@@ -116,9 +116,12 @@ class ModelShape:
         )
 
     @classmethod
-    def of_head(cls, config: Mapping[str, Any], target: ModelShape, weight_bytes: float = 2.0) -> ModelShape:
-        """Return the shape of a head from its config.json, or that of speculators, which holds its layers' apart. What
-        drafts in one pass has no later steps: all of its parameters are among `first_parameters`.
+    def of_head(
+        cls, config: Mapping[str, Any], target: ModelShape, form: DraftForm | None = None, weight_bytes: float = 2.0
+    ) -> ModelShape:
+        """Return the shape of a head of a form (None: the one that its config describes) from its config.json, or that of
+        speculators, which holds its layers' apart. What drafts in one pass has no later steps: all of its parameters are
+        among `first_parameters`.
 
         EAGLE-3: the first layer reads embedding and state side by side, three states of the target enter through one matrix,
         and logits are of `REDUCED` ids. EAGLE: one matrix reads both in each step. DFlash: as many states enter as the
@@ -126,7 +129,7 @@ class ModelShape:
         number.
         """
         layer = layer_of(config)
-        form = draft_form(config, layer, {})
+        form = form or draft_form(config, layer, {})
         layers, hidden, heads = layers_of(layer), layer["hidden_size"], layer["num_attention_heads"]
         kv_heads = layer.get("num_key_value_heads") or heads
         head_dim = layer.get("head_dim") or hidden // heads

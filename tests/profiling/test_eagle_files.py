@@ -381,7 +381,15 @@ BAD = {
     "layers of words": (top(**{IDS: ["1", "3", "4"]}), "in its config.json is a list"),
     "a config that is no object": (top(eagle_config=["x"]), "eagle_config in its config.json is not an object"),
     "an unknown type": (layer(model_type="llama4_text"), "an unknown kind: eagle3 with layers of 'llama4_text'"),
-    "an unknown architecture": (flat(architectures=["Eagle3DeepseekV2ForCausalLM"]), "kind: Eagle3DeepseekV2ForCausalLM"),
+    "layers of Llama 4": (flat(architectures=["Eagle3Llama4ForCausalLM"]), "unknown kind: Eagle3Llama4ForCausalLM"),
+    "latent attention": (
+        weight("layers.0.self_attn.kv_a_proj_with_mqa.weight", torch.zeros(2, 2)),
+        "its tensors are those of EAGLE-3 with latent attention (MLA), which cannot be measured here",
+    ),
+    "experts": (
+        weight("layers.0.mlp.experts.0.up_proj.weight", torch.zeros(2, 2)),
+        "its tensors are those of EAGLE-3 with experts in its layers",
+    ),
     "parallel heads of ModelOpt": (flat(eagle_config={"parallel_draft_step": 4}), "config.json has parallel_draft_step: 4"),
     "no layers, on a small target": (
         top(**{IDS: None}),
@@ -395,9 +403,9 @@ BAD = {
         "its files lack layers.1.input_layernorm.weight, layers.1.mlp.down_proj.weight",
     ),
     "EAGLE-1": (as_eagle1, "its tensors are those of EAGLE-1 or EAGLE-2"),
-    "P-EAGLE by its type": (top(speculators_model_type="peagle"), "an unknown kind: peagle"),
+    "P-EAGLE by its type": (top(speculators_model_type="peagle"), "its config.json is that of P-EAGLE"),
     "P-EAGLE": (weight("mask_hidden", torch.zeros(1, 1, 3 * HIDDEN)), "its tensors are those of P-EAGLE"),
-    "DFlash": (top(speculators_model_type="dflash"), "dflash drafts a block of tokens in parallel"),
+    "DFlash": (top(speculators_model_type="dflash"), "an unknown kind: dflash"),
     "d2t and t2d": (weight("d2t", torch.tensor([0, 0, 1, 2, 2])), "do not name 5 different tokens"),
     "no d2t": (without("d2t"), "it proposes 5 of 7 tokens, but its files lack d2t"),
     "a size that is missing": (layer(num_attention_heads=None), "its config.json lacks num_attention_heads"),

@@ -251,13 +251,15 @@ def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: P
     with pytest.raises(ProfileInvalid, match=r"unknown key drafts\.head\.block") as refused:
         profiled(tmp_path / "block", stories15m, PROMPTS[:1], 7, block=8)
     assert "gamma: K" in str(refused.value.hint)
-    with pytest.raises(ModelUnloadable, match="not a DFlashDraftModel"):
+    with pytest.raises(ModelUnloadable, match="its tensors are those of EAGLE-3"):
         profiled(tmp_path / "kind", stories15m, PROMPTS[:1], 5, model=str(GOLDEN / "eagle3_stories15m"))
 
 
 RELATIVES: dict[str, dict[str, Any]] = {  # changes of its config.json, by words of the refusal
-    "DSparkDraftModel": {"architectures": ["DSparkDraftModel"]},
-    "DFlash2DraftModel": {"architectures": ["DFlash2DraftModel"]},
+    "its config.json is that of DSpark": {"architectures": ["DSparkDraftModel"]},
+    "its config.json is that of DFlash2": {"architectures": ["DFlash2DraftModel"]},
+    "with attention sinks": {"dflash_config": {"attention_sink_bias": True}},
+    "with attention_value_scale": {"attention_value_scale": 0.612},
     "dflash_config has projector, which is unsupported": {"dflash_config": {"projector": True}},
     "use_swa, but no swa_window_size": {"dflash_config": {"use_swa": True}},
     "after 2, 3, 5 of 8 layers, but the target has 6": {"num_target_layers": 8},
@@ -277,7 +279,7 @@ def changed(folder: Path, changes: dict[str, Any]) -> str:
 @each("words", RELATIVES)
 def test_its_relatives_are_refused_by_name_with_what_can_be_done(words: str, stories15m: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelUnloadable, match=words) as refused:
-        profiled(tmp_path / "out", stories15m, PROMPTS[:1], 7, model=changed(tmp_path / words[:9], RELATIVES[words]))
+        profiled(tmp_path / "out", stories15m, PROMPTS[:1], 7, model=changed(tmp_path / "drafter", RELATIVES[words]))
     assert "import" in str(refused.value.hint) or "target" in str(refused.value.hint)
 
 

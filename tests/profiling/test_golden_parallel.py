@@ -215,8 +215,8 @@ def test_what_is_not_of_the_kind_is_refused_by_name(stories15m: Path, tmp_path: 
     for number, (kind, changes, words) in enumerate(
         [
             ("eagle3", p_eagle, "are those of P-EAGLE"),
-            ("p_eagle", eagle3, "are those of another head"),
-            ("pard", eagle3, "PARD models that are known|it is a"),
+            ("p_eagle", eagle3, "are those of EAGLE-3"),
+            ("pard", eagle3, "are those of EAGLE-3"),
             ("pard", {"model": str(stories15m)}, "has no valid mask token"),
         ]
     ):

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 ROUNDS = "alphaprof_rounds"  # its name in the registry
-SLIDING = "sliding_attention"  # a layer type of transformers
+FULL, SLIDING = "full_attention", "sliding_attention"  # layer types of transformers
 # Attention scores of a chunk of rows, in float32: small for a CPU's cache, large for a GPU's launches.
 SCORE_BYTES, GPU_SCORE_BYTES = 64 << 20, 1 << 30
 ROOM = 64  # tokens that the tensors of a text that grows have room for at least

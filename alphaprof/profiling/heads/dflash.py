@@ -20,12 +20,12 @@ from torch.nn import functional
 from transformers import Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from alphaprof.config.heads import IMPORT, NESTED, causal_layers
 from alphaprof.errors import ModelUnloadable, shown
 from alphaprof.profiling.heads.attention import SLIDING, Pair, Reach, Rounds, StepKeys
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, SharingHead, decoder_layers
 from alphaprof.profiling.heads.eagle_files import (
-    ENGINE,
     OTHER_TARGET,
     SPECULATORS,
     EagleFormat,
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from alphaprof.config.options import DFlashDraft
     from alphaprof.config.profile import ProfileOptions
 
-ZLAB, ARCHITECTURE = "z-lab", "DFlashDraftModel"
-NESTED = "dflash_config"  # of config.json, in z-lab's layout
+ZLAB = "z-lab"
 ANCHOR, CAUSAL, NON_CAUSAL, SCALE = "sample_from_anchor", "is_causal", "sliding_window_non_causal", "input_embedding_scale"
 KNOWN = {*("mask_token_id", "target_layer_ids", "block_size", "causal", "use_swa", "swa_window_size"), ANCHOR, SCALE}
 BLOCK = 16  # rows, if files do not say
@@ -302,13 +301,12 @@ def dflash_format(files: HeadFiles) -> DFlashFormat:
     """Return what the files of a DFlash drafter in z-lab's layout, or that of speculators, say. Raises `ModelUnloadable`."""
     config = files.config
     written = config.get("speculators_model_type")
-    architecture = written or (config.get("architectures") or [""])[0]
     nested = {} if written else config.get(NESTED) or {}
     shape = config.get("transformer_layer_config") if written else config
-    if architecture not in ("dflash", ARCHITECTURE) or not (isinstance(shape, dict) and isinstance(nested, dict)):
-        raise files.refused(f"it is a {shown(architecture)}, not a {ARCHITECTURE}", ENGINE)
+    if not (isinstance(shape, dict) and isinstance(nested, dict)):
+        raise files.refused(f"transformer_layer_config or {NESTED} in its config.json is not an object", COMPLETE)
     if odd := sorted(set(nested) - KNOWN):
-        raise files.refused(f"{NESTED} has {', '.join(odd)}, which is unsupported", ENGINE)
+        raise files.refused(f"{NESTED} has {', '.join(odd)}, which is unsupported", IMPORT)
     settings = config | nested
     files.require_flags(settings, [ANCHOR, CAUSAL, NON_CAUSAL, "causal", "use_swa"])
     layers = settings.get("aux_hidden_state_layer_ids" if written else "target_layer_ids")
@@ -350,8 +348,7 @@ def _reaches(
     """Return which keys rows see in each layer, what each engine reads, and the engines that refuse the files.
 
     A window belongs to layers of type sliding_attention, or with `use_swa` and none of these to every layer; its size is
-    `swa_window_size`, else `sliding_window`. Causal is what `is_causal` says, else `causal` of dflash_config, else the
-    sliding layers alone. vLLM reads z-lab's keys so; SGLang knows no key of dflash_config, and z-lab itself only the types.
+    `swa_window_size`, else `sliding_window`. vLLM reads z-lab's keys so; SGLang knows none of these in dflash_config.
     """
     config, sliding = files.config, [kind == SLIDING for kind in layers.layer_types]
     size = nested.get("swa_window_size", layers.sliding_window)
@@ -361,17 +358,14 @@ def _reaches(
     if nested.get("use_swa") and size is None:
         raise files.refused("its config.json has use_swa, but no swa_window_size", COMPLETE)
     windows = [size if each else None for each in windowed]
+    causal, forced = causal_layers(config, layers.layer_types), config.get(CAUSAL)
     if config.get("speculators_model_type"):
-        non_causal = config.get(NON_CAUSAL)
-        causal = [each and not non_causal for each in sliding]
-        forced = non_causal is not None and not non_causal  # vLLM takes a missing key as true, and all layers alike
+        if forced is None:  # vLLM takes a missing key as true, and the key for all layers
+            forced = not config.get(NON_CAUSAL) and config.get(NON_CAUSAL) is not None
         theirs = {"vLLM": ([forced] * len(sliding), windows)}
     else:
-        causal = [nested["causal"]] * len(sliding) if nested.get("causal") is not None else sliding
-        theirs = {"SGLang": (sliding, [layers.sliding_window if each else None for each in sliding])}
-    if config.get(CAUSAL) is not None:
-        causal = [config[CAUSAL]] * len(sliding)
-        theirs = {engine: (causal, each) for engine, (_, each) in theirs.items()}
+        types = causal_layers({CAUSAL: forced}, layers.layer_types)
+        theirs = {"SGLang": (types, [layers.sliding_window if each else None for each in sliding])}
     served = {engine: tuple(map(Reach, *each)) for engine, each in theirs.items()}
     return tuple(map(Reach, causal, windows)), served, ("vLLM",) if any(windowed) and size is None else ()
 

@@ -17,9 +17,10 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from alphaprof.config.heads import IMPORT
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.heads.attention import SLIDING
+from alphaprof.profiling.heads.attention import FULL, SLIDING
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, SharingHead, Wiring
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
@@ -38,25 +39,13 @@ if TYPE_CHECKING:
 # Sources: vLLM 0.32 (models/llama_eagle3.py, configs/speculators/algos.py), SGLang 0.5.23 (models/llama_eagle3.py),
 # speculators 0.9.0 (models/eagle3), SafeAILab/EAGLE (eagle/model/cnets.py), SpecForge (modeling/target).
 SPECULATORS, SPECFORGE, SAFEAILAB, VLLM = "speculators", "SpecForge", "SafeAILab", "vLLM"
-PLAIN, QWEN3 = "LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
-# Who writes a kind of EAGLE-3 head: the type of speculators, or an architecture.
-EAGLE3_KINDS = {
-    "eagle3": SPECULATORS,
-    PLAIN: SAFEAILAB,
-    "LlamaForCausalLMEagle3": SPECFORGE,
-    "Eagle3LlamaForCausalLM": VLLM,
-    "Eagle3MiniMaxM2ForCausalLM": VLLM,
-    "Eagle3Qwen2_5vlForCausalLM": VLLM,
-    "Eagle3Qwen3vlForCausalLM": VLLM,
-    QWEN3: VLLM,
-}
-P_EAGLE_KINDS = EAGLE3_KINDS | {"peagle": SPECULATORS, "PEagleDraftModel": SPECFORGE}
-EAGLE1_KINDS = dict.fromkeys((PLAIN, "EagleLlamaForCausalLM", "LlamaForCausalLMEagle"), SAFEAILAB)
+PLAIN = "LlamaForCausalLM"
+OF_SPECULATORS = ("eagle3", "peagle")
+BY_SPECFORGE = re.compile(r"Eagle3$|^PEagle")
+OTHER_LAYERS = re.compile("llama-?4|gemma", re.IGNORECASE)  # whose norms or positions are others, under the same names
 LAYERS_OF_SPECULATORS = ("llama", "qwen3")
 IDS = "eagle_aux_hidden_state_layer_ids"
-PARALLEL = re.compile(r"dflash|dspark|xpress", re.IGNORECASE)
 PARALLEL_STEP = "parallel_draft_step"  # of ModelOpt: from 2 on, heads of their own draft further tokens
-MASK_STATE = "mask_hidden"
 LAYER = re.compile(r"^(?:midlayer|layers\.(\d+))\.")
 FLAGS = ("use_aux_hidden_state", "norm_before_residual", "norm_before_fc", "norm_output", "fc_norm", "use_aux_norm")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # the others depend on how long the text is
@@ -71,7 +60,6 @@ WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_la
 LEGACY = {"fc_norm.0.weight": "aux_norm_low", "fc_norm.1.weight": "aux_norm_mid", "fc_norm.2.weight": "aux_norm_high"}
 # Of the target, kept by trainers; tables that newer versions compute.
 IGNORED = re.compile(r"^verifier_(norm|lm_head)\.weight$|rotary_emb\.inv_freq$")
-ENGINE = "serve it with an engine that supports it, and import what it logs: alphaprof import"
 OFFSETS = "store offsets in d2t (draft id j is target id j + d2t[j]), and one flag per target id in t2d"
 CHECKPOINT, SGLANG = "checkpoint", "SGLang"  # who reads files: as they mean it, or as an engine takes them
 ENGINES = (VLLM, SGLANG)
@@ -125,9 +113,9 @@ def stored_name(name: str, first: str = "layers.0.") -> str:
     return re.sub(r"^blocks\.", "layers.", re.sub(r"^blocks\.0\.", first, name))
 
 
-def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> EagleFormat:
-    """Return what the files of a head of some `kinds` say. Raises `ModelUnloadable` for heads of other kinds, by name, and
-    for settings that contradict each other.
+def eagle3_format(files: HeadFiles) -> EagleFormat:
+    """Return what the files of an EAGLE-3 or P-EAGLE head say. Raises `ModelUnloadable` for layers of other kinds, and for
+    settings that contradict each other.
     """
     config = files.config
     layers_config, nested = config.get("transformer_layer_config") or {}, config.get("eagle_config") or {}
@@ -135,53 +123,48 @@ def eagle3_format(files: HeadFiles, kinds: dict[str, str] = EAGLE3_KINDS) -> Eag
         raise files.refused("transformer_layer_config or eagle_config in its config.json is not an object", COMPLETE)
     is_speculator = bool(config.get("speculators_model_type"))
     shape = layers_config if is_speculator else config
-    model_type = layers_config.get("model_type", "qwen3") if is_speculator else None
-    layout = _layout(files, kinds, model_type)
+    layout = _layout(files, layers_config.get("model_type", "qwen3"))
     if layout == SAFEAILAB and ("eagle_config" in config or IDS in config):
         layout = SPECFORGE
     settings = {**config, **{key: value for key, value in nested.items() if key != IDS}, "nested_ids": nested.get(IDS)}
     files.require_flags(settings, FLAGS)
     if settings.get(PARALLEL_STEP) not in (None, 1):
         problem = f"its config.json has {PARALLEL_STEP}: {shown(settings[PARALLEL_STEP])} (parallel heads of ModelOpt)"
-        raise files.refused(f"{problem}, which is unsupported", ENGINE)
-    is_qwen3 = model_type == "qwen3" if is_speculator else QWEN3 in (config.get("architectures") or ())
+        raise files.refused(f"{problem}, which is unsupported", IMPORT)
+    is_qwen3 = any(name.endswith(".q_norm.weight") for name in files.tensors)
     layers = layer_config(files, shape, Qwen3Config if is_qwen3 else LlamaConfig)
     ids, order = draft_vocabulary(files, config.get("draft_vocab_size") or layers.vocab_size, layers.vocab_size)
     return EagleFormat(files, layout, layers, settings, shape.get("max_position_embeddings"), ids, order)
 
 
 def eagle1_format(files: HeadFiles) -> EagleFormat:
-    """Return what the files of an EAGLE-1, EAGLE-2 or HASS head say. Raises `ModelUnloadable` as `eagle3_format` does."""
-    config = files.config
-    layout = _layout(files, EAGLE1_KINDS)
+    """Return what the files of an EAGLE-1, EAGLE-2 or HASS head say, or of one that vLLM converted, which has its config
+    under `model`. Raises `ModelUnloadable` as `eagle3_format` does.
+    """
+    nested = files.config.get("model")
+    config = nested if isinstance(nested, dict) else files.config
+    layout = VLLM if config is nested else SAFEAILAB
     layers = layer_config(files, config, LlamaConfig)
     settings = {"use_aux_hidden_state": False, "nested_ids": None}
     return EagleFormat(files, layout, layers, settings, config.get("max_position_embeddings"))
 
 
-def _layout(files: HeadFiles, known: dict[str, str], model_type: object = None) -> str:
-    """Who writes such files, of the kinds that are `known`. `model_type`: of the layers, in files of speculators; None: the
-    architecture says what they are, and beside it trainers keep the target's. Raises `ModelUnloadable` for all others.
+def _layout(files: HeadFiles, layers: object) -> str:
+    """Who writes such files. `layers`: their type, in files of speculators; else the tensors say what layers they are, and
+    the architecture how the ids of the target's layers are meant: trainers often leave the target's there. Raises
+    `ModelUnloadable` for layers that differ from Llama's and Qwen3's in what tensors do not show.
     """
     given = files.config.get("architectures") or [PLAIN]
-    architectures = [given] if isinstance(given, str) else given
-    kind = str(files.config.get("speculators_model_type") or architectures[0])
-    if PARALLEL.search(f"{kind} {architectures}"):
-        hint = f"use kind: dflash if it is DFlash; else {ENGINE}"
-        raise files.refused(f"{kind} drafts a block of tokens in parallel, so it is not an EAGLE head", hint)
-    if (MASK_STATE in files.tensors) != (known is P_EAGLE_KINDS):
-        names = ("P-EAGLE", "p_eagle") if MASK_STATE in files.tensors else ("another head", "eagle3")
-        raise files.refused(f"its tensors are those of {names[0]}", f"use kind: {names[1]}")
-    if kind not in known or model_type not in (None, *LAYERS_OF_SPECULATORS):
-        layers = "" if model_type is None else f" with layers of {shown(model_type)}"
-        of_speculators = f"of speculators: with layers of {' or '.join(LAYERS_OF_SPECULATORS)}"
-        hint = f"supported: {', '.join(known)} ({of_speculators}); {ENGINE}"
-        raise files.refused(f"it is of an unknown kind: {kind}{layers}", hint)
-    is_eagle3 = "d2t" in files.tensors or any(name.endswith("hidden_norm.weight") for name in files.tensors)
-    if is_eagle3 != (known is not EAGLE1_KINDS):
-        names = ("EAGLE-3", "kind: eagle3") if is_eagle3 else ("EAGLE-1 or EAGLE-2", "kind: eagle1")
-        raise files.refused(f"its tensors are those of {names[0]}", f"use {names[1]}")
-    return known[kind]
+    architecture = str(given if isinstance(given, str) else given[0])
+    kind = files.config.get("speculators_model_type")
+    other = OTHER_LAYERS.search(architecture) if kind is None else None if layers in LAYERS_OF_SPECULATORS else layers
+    if other or kind not in (None, *OF_SPECULATORS):
+        known = f"layers of Llama and Qwen3, in files of speculators {' or '.join(OF_SPECULATORS)}"
+        words = f"{kind} with layers of {shown(layers)}" if kind else architecture
+        raise files.refused(f"it is of an unknown kind: {words}", f"supported: {known}; {IMPORT}")
+    if kind is not None:
+        return SPECULATORS
+    return VLLM if architecture.startswith("Eagle3") else SPECFORGE if BY_SPECFORGE.search(architecture) else SAFEAILAB
 
 
 def layer_config(files: HeadFiles, shape: dict[str, Any], kind: Callable[..., Any]) -> Any:
@@ -193,6 +176,13 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], kind: Callable[..., An
         raise files.refused(f"its config.json lacks {', '.join(missing)}", COMPLETE)
     kept = {"num_hidden_layers": 1, "num_key_value_heads": shape["num_attention_heads"], "mlp_bias": False}
     kept |= {key: shape[key] for key in (*KEPT, *ROPE, *WINDOWS) if shape.get(key) is not None}
+    if isinstance(ropes := kept.get("rope_parameters"), dict) and any(isinstance(each, dict) for each in ropes.values()):
+        types = dict.fromkeys((kept.get("layer_types") or [FULL])[: kept["num_hidden_layers"]])
+        first, *others = (ropes.get(each) for each in types)
+        if not isinstance(first, dict) or any(each != first for each in others):
+            problem = f"rope_parameters in its config.json differ by layer type, or lack {' or '.join(types)}"
+            raise files.refused(problem, IMPORT)
+        kept["rope_parameters"] = first
     for key in ROPE[1:]:
         if "mrope_section" in (kept.get(key) or ()):  # in text all three positions are the same
             kept[key] = {"rope_type": "default"} | {name: kept[key][name] for name in ("rope_theta",) if name in kept[key]}
@@ -220,7 +210,7 @@ def layer_config(files: HeadFiles, shape: dict[str, Any], kind: Callable[..., An
         "logit_scale": shape.get("logit_scale") not in (None, 1),
     }
     if found := [words for words, is_there in unknown.items() if is_there]:
-        raise files.refused(f"its config.json has unsupported settings: {', '.join(found)}", ENGINE)
+        raise files.refused(f"its config.json has unsupported settings: {', '.join(found)}", IMPORT)
     return config
 
 
@@ -505,7 +495,7 @@ def head_of(name: str, draft: HeadFileOptions, target: Model, read: Callable[[He
     """Return what the files of a head say. Raises `ModelUnloadable` if they are of another target, by width or
     vocabulary.
     """
-    head = read(files_of(name, draft.own_model))
+    head = read(files_of(name, draft.own_model, draft.kind))
     require_layers(target, head.files.refused)
     config = target.network.config.get_text_config()
     theirs, ours = (head.width, head.layers.vocab_size), (config.hidden_size, target.vocabulary)

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from alphaprof.config.options import ModelOptions
+from alphaprof.config.heads import recognized, require_kind
+from alphaprof.config.model_files import CONFIG, ModelFiles, Stored
 from alphaprof.errors import ModelUnloadable, shown
-from alphaprof.profiling.models.hub import CONFIG, CONVERSION, downloaded, first_line, is_local, require_model, settings_in
+from alphaprof.profiling.models.hub import CONVERSION, downloaded, is_local, require_model
 from alphaprof.profiling.models.load import first_three
+
+if TYPE_CHECKING:
+    from alphaprof.config.options import ModelOptions
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
 FLOATS = ("F32", "F16", "BF16", "F64")  # as safetensors calls dtypes
 QUANTISED = "give the head in 16 or 32 bits, as it was trained"
 COMPLETE = "give the complete checkpoint of the head, with the config.json that belongs to it"
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor as a file holds it; `dtype` as safetensors calls it."""
-
-    path: Path
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -51,8 +45,9 @@ class HeadFiles:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU, as it is stored."""
-        with safe_open(self.tensors[name].path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+        stored = self.tensors[name]
+        with safe_open(stored.path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(stored.name)
             return tensor
 
     def require(self, wanted: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
@@ -93,19 +88,22 @@ class HeadFiles:
         return weight
 
 
-def files_of(name: str, options: ModelOptions) -> HeadFiles:
-    """Return the files of draft `name`, from its folder or the hub. Raises `ModelUnloadable`."""
+def files_of(name: str, options: ModelOptions, kind: str = "") -> HeadFiles:
+    """Return the files of draft `name`, from its folder or the hub. Names of tensors are those without a `model.` before
+    them, but of models by themselves. Raises `ModelUnloadable`, also for files that are no draft of a `kind`.
+    """
     called = f"draft {name} ({options.model})"
     require_model(options, f"draft {name}")
     folder = Path(options.model)
     if not is_local(options.model):
         folder = downloaded(options)
         require_model(options, f"draft {name}")
-    if not (folder / CONFIG).is_file():
+    if kind:
+        require_kind(called, kind, folder)
+    files = ModelFiles.of(folder)
+    if not files.config:
         raise ModelUnloadable(f"{called} has no {CONFIG}", "give a folder or a hub id with config.json and safetensors")
-    config = json.loads((folder / CONFIG).read_bytes())
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
+    if not files.paths:
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         if not pickles:
             raise ModelUnloadable(
@@ -113,27 +111,12 @@ def files_of(name: str, options: ModelOptions) -> HeadFiles:
             )
         problem = f"{called} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code"
         raise ModelUnloadable(problem, f"if you trust it, {CONVERSION}")
-    files = HeadFiles(called, config, stored(paths, called))
-    groups = (*settings_in(folder), *(value for value in config.values() if isinstance(value, dict)))
+    tensors = files.tensors
+    if not recognized(files.config, tensors).whole:
+        tensors = {key.removeprefix("model."): each for key, each in tensors.items()}
+    found = HeadFiles(called, files.config, tensors)
+    groups = (*files.settings, *(value for value in files.config.values() if isinstance(value, dict)))
     if any(group.get("quantization_config") or group.get("compression_config") for group in groups):
         where = "quantization_config in its config.json, or hf_quant_config.json"
-        raise files.refused(f"quantized heads cannot be measured ({where})", QUANTISED)
-    return files
-
-
-def stored(paths: Iterable[Path], called: str) -> dict[str, Stored]:
-    """Return what safetensors files hold, by name."""
-    tensors: dict[str, Stored] = {}
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (it cannot be iterated)
-                    part = file.get_slice(name)
-                    if name in tensors:
-                        message = f"{called} holds {name} in {tensors[name].path.name} and in {path.name}"
-                        raise ModelUnloadable(message, "keep one of the two files")
-                    tensors[name] = Stored(path, tuple(part.get_shape()), part.get_dtype())
-        except (SafetensorError, OSError) as error:
-            message = f"{called}: {path.name} cannot be read: {first_line(error)}"
-            raise ModelUnloadable(message, "download the head again") from None
-    return tensors
+        raise found.refused(f"quantized heads cannot be measured ({where})", QUANTISED)
+    return found

@@ -21,7 +21,6 @@ import io
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,14 +28,15 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import modeling_layers
 
+from alphaprof.config.model_files import ModelFiles, stored
 from alphaprof.config.options import MtpDraft
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.attention import SLIDING, Rounds, StepKeys, use_rounds
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
-from alphaprof.profiling.heads.files import HeadFiles, Stored, stored
+from alphaprof.profiling.heads.files import HeadFiles
 from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
-from alphaprof.profiling.models.hub import first_line, folder_of, weights_in
+from alphaprof.profiling.models.hub import files_in, first_line
 from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice, without_hooks
 from alphaprof.profiling.models.teacher_forced import short_texts
 
@@ -61,7 +61,7 @@ MIMO_NAMES = {
 # Copies of the target's own embeddings and LM head, beside the modules.
 COPIES = {"embed_tokens.weight": "get_input_embeddings", "head.weight": "get_output_embeddings"}
 # Targets whose modules do not work as these do, by the beginning of their model type.
-OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4")
+OTHER_KINDS = ("mimo_v2", "minimax_m3", "deepseek_v4", "gemma4", "ernie4_5", "nemotron")
 # vLLM's modules of these take the embedding at position 0 as zeros; transformers' do not.
 BLIND = ("deepseek_v3", "glm4_moe", "mimo")
 UNNORMED = "glm4_moe"
@@ -241,7 +241,7 @@ def load_mtp(
     """Return a loader of `load_draft`: the modules of the target's own checkpoint."""
     config = target.network.config.get_text_config()
     _require_kind(name, config.model_type, target)
-    layout, files = _found(name, target, folder_of(options.target))
+    layout, files = _found(name, target, files_in(options.target))
     count = _count(files, layout, config)
     if draft.reuse is None and count > 1:
         problem = f"{target.reference} has {count} MTP modules, and engines use them in two ways: set reuse"
@@ -288,11 +288,10 @@ def _require_kind(name: str, kind: str, target: Model) -> None:
         raise ModelUnloadable(f"draft {name}: {problem}", hint)
 
 
-def _found(name: str, target: Model, folder: Path | None) -> tuple[str, HeadFiles]:
+def _found(name: str, target: Model, files: ModelFiles | None) -> tuple[str, HeadFiles]:
     """Return the layout of a checkpoint's modules, and their tensors."""
-    found: dict[str, Stored] = {}
-    if folder is not None:  # None: a .gguf file, which holds no modules that transformers reads
-        found = stored(weights_in(folder), f"draft {name}")
+    # None: a .gguf file, which holds no modules that transformers reads.
+    found = {} if files is None else stored(files.named, f"draft {name}")
     last = target.network.config.get_text_config().num_hidden_layers
     for layout, pattern in PATTERNS.items():
         matches = {key: match for key in found if (match := pattern.search(key)) is not None}

@@ -17,7 +17,6 @@ from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle import Eagle3, Wiring
 from alphaprof.profiling.heads.eagle_files import (
     CHECKPOINT,
-    P_EAGLE_KINDS,
     SPECFORGE,
     EagleFormat,
     alternatives,
@@ -61,7 +60,7 @@ def load_p_eagle(
     name: str, draft: PEagleDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
     """Return a loader of `load_draft`."""
-    head = head_of(name, draft, target, partial(eagle3_format, kinds=P_EAGLE_KINDS))
+    head = head_of(name, draft, target, eagle3_format)
     require_verifier(head.files, target, tokenizer)
     config, usual = target.network.config.get_text_config(), _usual_mask(head, tokenizer)
     mask = mask_of(head.files) if usual is None else usual

@@ -66,7 +66,7 @@ def load_pard(
     name: str, draft: PardDraft, options: ProfileOptions, target: Model, tokenizer: PreTrainedTokenizerBase
 ) -> HeadDraft:
     """Return a loader of `load_draft`."""
-    files = files_of(name, draft.own_model)
+    files = files_of(name, draft.own_model, draft.kind)
     (architecture,) = (files.config.get("architectures") or [""])[:1]
     if architecture not in ARCHITECTURES:
         known = " or ".join(ARCHITECTURES)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alphaprof.profiling.models.hub import declared_dtype, folder_of, is_local, stored_dtype, weights_in
+from alphaprof.config.model_files import ModelFiles, stored_dtype
+from alphaprof.profiling.models.hub import files_in, is_local
 
 if TYPE_CHECKING:
     from alphaprof.config.options import ModelOptions
@@ -45,11 +46,11 @@ def with_dtype(options: ProfileOptions, dtype: str) -> ProfileOptions:
     return options.model_copy(update={"target": options.target.model_copy(update={"dtype": dtype})})
 
 
-def choose_dtype(options: ModelOptions, device: torch.device) -> DtypeChoice:
+def choose_dtype(options: ModelOptions, device: torch.device, files: ModelFiles | None = None) -> DtypeChoice:
     """Return the checkpoint's own dtype where the device is made for it or multiplies faster in it than in float32, else
-    float32.
+    float32. `files`: of the checkpoint, if they are read already.
     """
-    stored, origin = _stored(options)
+    stored, origin = _stored(options, files or files_in(options))
     if stored not in ("bfloat16", "float16"):
         return DtypeChoice("float32", stored, f"float32: {origin}")
     fast, speed = is_fast(stored, device)
@@ -57,24 +58,24 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> DtypeChoice:
     return DtypeChoice(chosen, stored, f"{chosen}: {origin}, {speed}")
 
 
-def _stored(options: ModelOptions) -> tuple[str | None, str]:
+def _stored(options: ModelOptions, files: ModelFiles | None) -> tuple[str | None, str]:
     """Return the dtype of a checkpoint by its files, and where that comes from in words."""
-    if (folder := folder_of(options)) is None:  # the reader of GGUF files takes seconds for a vocabulary
+    if files is None:  # the reader of GGUF files takes seconds for a vocabulary
         return PACKED, f"a .gguf file's weights are unpacked to {PACKED}"
-    stored = declared_dtype(folder)
-    if stored is None and (path := _weights(options, folder)).is_file():
+    stored = files.declared_dtype
+    if stored is None and (path := _weights(options, files)).is_file():
         stored = stored_dtype(path)
     return stored, f"the checkpoint is in {stored}" if stored else "the files of the checkpoint do not say their dtype"
 
 
-def _weights(options: ModelOptions, folder: Path) -> Path:
+def _weights(options: ModelOptions, files: ModelFiles) -> Path:
     """Return a file of a checkpoint's weights, fetched from the hub where the cache lacks it, if it is there."""
-    path = weights_in(folder)[0]
+    path = files.named[0]
     if not is_local(options.model) and not path.is_file():
         from huggingface_hub import hf_hub_download
 
         with contextlib.suppress(Exception):  # loading the model says what is wrong
-            return Path(hf_hub_download(options.model, str(path.relative_to(folder)), revision=options.revision))
+            return Path(hf_hub_download(options.model, str(path.relative_to(files.folder)), revision=options.revision))
     return path
 
 

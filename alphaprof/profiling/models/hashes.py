@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.profiling.models.hub import ADAPTER, ADAPTER_FILES, WEIGHTS, explicit_weights, folder_of, weights_in
+from alphaprof.config.model_files import ADAPTER, WEIGHTS, ModelFiles
+from alphaprof.profiling.models.hub import ADAPTER_FILES, files_in, folder_of
 from alphaprof.run.manifest import FILES
 
 if TYPE_CHECKING:
@@ -27,28 +28,28 @@ SETTLED = 2.0  # seconds after which a file is changed no more within the resolu
 Key = tuple[str, int, int, int]  # path, size, time of the last change in ns as the system keeps it, inode
 
 
-def weight_files(options: ModelOptions) -> tuple[Path, ...]:
+def weight_files(options: ModelOptions, files: ModelFiles | None = None) -> tuple[Path, ...]:
     """Return the files that a model's weights are loaded from; none if that is not certain: of an adapter, whose base model
-    is elsewhere, and where config.json names another file.
+    is elsewhere, and where config.json names another file. `files`: its files, if they are read already.
     """
     if options.adapter is not None:
         adapter = folder_of(options.model_copy(update={"model": options.adapter, "revision": None}))
-        base = weight_files(options.model_copy(update={"adapter": None}))
+        base = weight_files(options.model_copy(update={"adapter": None}), files)
         own = [] if adapter is None else [adapter / name for name in ADAPTER_FILES]
         return (*base, *own) if base and own and all(file.is_file() for file in own) else ()
     if options.is_gguf:
         return (Path(options.model),)
-    folder = folder_of(options)
-    if folder is None or (folder / ADAPTER).is_file() or explicit_weights(folder) is not None:
+    files = files or files_in(options)
+    if files is None or (files.folder / ADAPTER).is_file() or files.explicit is not None:
         return ()
-    files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else weights_in(folder)
-    return tuple(files) if all(file.is_file() for file in files) else ()
+    single = files.folder / WEIGHTS
+    found = [single] if single.is_file() else files.named
+    return tuple(found) if all(file.is_file() for file in found) else ()
 
 
 def head_files(options: ModelOptions) -> tuple[Path, ...]:
     """Return the files that the tensors of a draft head lie in."""
-    folder = folder_of(options)
-    return () if folder is None else tuple(sorted(folder.glob("*.safetensors")))
+    return () if (files := files_in(options)) is None else tuple(files.paths)
 
 
 def fingerprint_by_files(settings: Any, files: Iterable[Path]) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from alphaprof.config.heads import MODEL, require_kind
+from alphaprof.config.model_files import ADAPTER, CONFIG, GENERATION, INDEX, QUANTIZATION, WEIGHTS, ModelFiles, described
 from alphaprof.config.paths import COMPRESSED, FORMATS, data_format, is_remote
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
 from alphaprof.run.storage import NAME, storage_of
@@ -26,16 +25,10 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 TIMEOUT_S = 3.0
-CONFIG, GENERATION = "config.json", "generation_config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-QUANTIZATION = "hf_quant_config.json"  # beside config.json: what ModelOpt says of the weights
-ADAPTER = "adapter_config.json"  # of peft: a LoRA adapter
 ADAPTER_FILES = (ADAPTER, "adapter_model.safetensors")
 DESCRIPTIONS = (CONFIG, GENERATION, INDEX, QUANTIZATION, ADAPTER)
 GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
 PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
-# Floating dtypes as safetensors and GGUF name them.
-DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 CONVERSION = (
     "run python: import torch, safetensors.torch; weights = torch.load('pytorch_model.bin', weights_only=True); "
     "safetensors.torch.save_file({name: each.contiguous() for name, each in weights.items()}, 'model.safetensors')"
@@ -68,8 +61,18 @@ def check_references(options: ProfileOptions, data: bool = True, drafts: bool = 
     for what, model in options.models().items():
         if drafts or model is options.target:
             require_model(model, what)
+    for name, draft in options.drafts.items() if drafts else ():
+        require_kind_of(f"draft {name}", draft.kind, draft.own_model)
+    require_kind_of("target", MODEL.kind, options.target)
     for source in options.data if data else ():
         require_data(source.path)
+
+
+def require_kind_of(called: str, kind: str, options: ModelOptions | None) -> None:
+    """Raise `ModelUnloadable` for files of a model that are here and no such draft; see `require_kind`."""
+    place = None if options is None else Path(options.model) if is_local(options.model) else folder_of(options)
+    if options is not None and place is not None:
+        require_kind(f"{called} ({options.model})", kind, place)
 
 
 def require_data(reference: str) -> None:
@@ -154,22 +157,30 @@ def expected_documents(options: ProfileOptions) -> int | None:
     return sum(min(number for number in pair if number is not None) for pair in counts)
 
 
-def require_model(options: ModelOptions, name: str) -> None:
-    """Raise `ModelUnloadable` unless a model can be had, and for files that show already that it cannot be loaded."""
+def require_model(options: ModelOptions, name: str) -> ModelFiles | None:
+    """Return the files of a model that are here already. Raises `ModelUnloadable` unless it can be had, and for files that
+    show already that it cannot be loaded.
+    """
     require(options.model, ModelUnloadable, f"model of {name}:", CONFIG, options.revision)
     if is_local(options.model) and GGUF_PART.search(options.model):
         hint = "join the parts first: llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf"
         raise ModelUnloadable(f"{options.model} is one part of a split GGUF file", hint)
-    if (folder := folder_of(options)) is not None:
-        require_sound(folder, cache=not is_local(options.model))
+    if (files := files_in(options)) is not None:
+        require_sound(files, cache=not is_local(options.model))
     if options.adapter is None:
-        return
+        return files
     require(options.adapter, ModelUnloadable, f"adapter of {name}:", ADAPTER)
     if is_local(options.adapter) and not all(Path(options.adapter, file).is_file() for file in ADAPTER_FILES):
         hint = "give the folder that peft's save_pretrained wrote; pickles are never read"
         raise ModelUnloadable(f"adapter of {name}: {options.adapter} lacks {' or '.join(ADAPTER_FILES)}", hint)
     if find_spec("peft") is None:
         raise ModelUnloadable(f"the adapter of {name} needs peft", install_line("peft"))
+    return files
+
+
+def files_in(options: ModelOptions) -> ModelFiles | None:
+    """Return the files of a model's folder; None: it has none, or is not here. Raises `ModelUnloadable`."""
+    return None if (folder := folder_of(options)) is None else ModelFiles.of(folder)
 
 
 def folder_of(options: ModelOptions) -> Path | None:
@@ -240,24 +251,25 @@ def hub_answers(timeout_s: float = TIMEOUT_S) -> bool:
     return answered.wait(timeout_s)
 
 
-def require_sound(folder: Path, cache: bool = False) -> None:
-    """Raise `ModelUnloadable` for a folder whose config.json or index cannot be read, or whose weights are pickles, lie
-    elsewhere or are missing, and for a LoRA adapter. What else the folder does not hold, transformers says.
+def require_sound(files: ModelFiles, cache: bool = False) -> None:
+    """Raise `ModelUnloadable` for a folder whose weights are pickles, lie elsewhere or are missing, and for a LoRA adapter.
+    What else the folder does not hold, transformers says.
 
     `cache`: it is the hub's cache of a model, where files may be missing; transformers downloads them, pickles never.
     """
+    folder, explicit = files.folder, files.explicit
     if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
         raise ModelUnloadable(
             f"{folder} is a LoRA adapter, not a model: it has {ADAPTER} and no {CONFIG}",
             "give its base model as model, and this folder as adapter: {model: BASE, adapter: FOLDER}",
         )
-    explicit = explicit_weights(folder)
     if explicit is not None:
         _require_safetensors(explicit, folder / CONFIG)
     if (folder / WEIGHTS).is_file() and explicit is None:
         return
     if (index := folder / (explicit or INDEX)).is_file() and index.name.endswith(".json"):
-        for name in sorted(set(map(str, (_described(index).get("weight_map") or {}).values()))):
+        said = files.index if explicit is None else described(index)
+        for name in sorted(set(map(str, (said.get("weight_map") or {}).values()))):
             _require_safetensors(name, index)
             if not cache and not (folder / name).is_file():
                 raise ModelUnloadable(f"{index} names {name}, which is missing", "download the model again")
@@ -267,75 +279,6 @@ def require_sound(folder: Path, cache: bool = False) -> None:
             "if you trust it, load it with transformers and save it with save_pretrained, as safetensors; for a "
             f"draft head, {CONVERSION}",
         )
-
-
-def settings_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the settings in config.json: of the model, and of its text if it has other parts; and its quantization where
-    only another file declares it. Raises `ModelUnloadable`.
-    """
-    config = _described(folder / CONFIG)
-    groups = [group for group in (config, config.get("text_config")) if isinstance(group, dict)]
-    declared = any(group.get("quantization_config") is not None for group in groups)
-    beside = None if declared else quantization_beside(folder / CONFIG)
-    return groups if beside is None else [*groups, {"quantization_config": beside}]
-
-
-def quantization_beside(config: Path) -> dict[str, Any] | None:
-    """Return how ModelOpt quantized a model's weights, as its config.json would say it, from hf_quant_config.json beside it,
-    or NAME_hf_quant_config.json beside NAME_config.json; None: there is none, or its weights are not quantized. Raises
-    `ModelUnloadable`.
-    """
-    if not config.name.endswith(CONFIG):
-        return None
-    found = _described(config.with_name(config.name.removesuffix(CONFIG) + QUANTIZATION)).get("quantization")
-    return {"quant_method": "modelopt", **found} if isinstance(found, dict) and found.get("quant_algo") else None
-
-
-def declared_dtype(folder: Path) -> str | None:
-    """Return the floating dtype that config.json declares for a model's text; None: it declares none. Raises
-    `ModelUnloadable`.
-    """
-    values = [group.get(key) for group in settings_in(folder) for key in ("dtype", "torch_dtype")]
-    given = [value.removeprefix("torch.") for value in values if isinstance(value, str)]
-    return next((name for name in given if name in DTYPES.values()), None)
-
-
-def weights_in(folder: Path) -> list[Path]:
-    """Return the files of a model's weights: those that an index names, or the single one. They need not be there."""
-    named = set(map(str, (_described(folder / INDEX).get("weight_map") or {}).values()))
-    return [folder / name for name in sorted(named or {WEIGHTS})]
-
-
-def explicit_weights(folder: Path) -> Any:
-    """Return the file of weights that config.json names; None: that of the usual name. Raises `ModelUnloadable`."""
-    return _described(folder / CONFIG).get("transformers_weights")
-
-
-def stored_dtype(path: Path) -> str | None:
-    """Return the dtype of most weights of a safetensors file; None: it is not a floating one, or holds none."""
-    from safetensors import safe_open
-
-    counts: Counter[str] = Counter()
-    with safe_open(path, "pt") as file:
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            weights = file.get_slice(name)
-            if weights.get_dtype() in DTYPES:  # beside packed integers
-                counts[weights.get_dtype()] += math.prod(weights.get_shape())
-    return DTYPES.get(max(counts, key=lambda name: counts[name], default=""))
-
-
-def _described(path: Path) -> dict[str, Any]:
-    """Return the JSON object in the file `path`, or {} if `path` does not exist. Raises `ModelUnloadable`."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-        if isinstance(content, dict):
-            return content
-        reason = "it is not a JSON object"
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-    raise ModelUnloadable(f"{path} cannot be read: {reason[:200]}", "download the model again")
 
 
 def _require_safetensors(name: object, where: Path) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from alphaprof.config.model_files import ADAPTER, ModelFiles
 from alphaprof.costs.cost_model import no_shape
 from alphaprof.costs.layers import EXPERTS, USED, first_of
 from alphaprof.costs.shapes import ModelShape
@@ -29,13 +30,10 @@ from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
 from alphaprof.profiling.models.hashes import fingerprint_by_files, weight_files
 from alphaprof.profiling.models.hub import (
-    ADAPTER,
     fetch_descriptions,
     first_line,
-    folder_of,
     is_local,
     require_model,
-    settings_in,
 )
 from alphaprof.run.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.version import install_line, missing
@@ -186,7 +184,7 @@ def load_model(
     `options.model` is a resolved reference; `dtype`: a name of `DTYPES`, or auto; `device` (default: what the options say)
     is where it goes; `extra_eos` are ids that end a text beside those of the model's generation config.
     """
-    require_model(options, name)
+    files = require_model(options, name)
     from transformers import AutoModelForCausalLM
 
     where, arguments = _location(options)
@@ -204,22 +202,22 @@ def load_model(
     if not is_local(options.model):
         with _loading(options.model):
             fetch_descriptions(options)
-        require_model(options, name)
+        files = require_model(options, name)
     with without_advice():
-        declared = declared_in(folder_of(options), options.model)
+        declared = declared_in(files, options.model)
     if declared is not None and options.adapter is not None:
         hint = "name the unquantized checkpoint it was trained on, or the quantized checkpoint of the merged model"
         raise ModelUnloadable(f"{options.adapter} cannot be merged into the quantized weights of {options.model}", hint)
     if declared is not None and options.device_map is None:  # kernels are chosen for the device that weights are loaded to
         arguments["device_map"] = {"": place}
     with _loading(options.model, declared, options.attn_implementation):
-        choice = choose_dtype(options, place) if dtype == "auto" else None
+        choice = choose_dtype(options, place, files) if dtype == "auto" else None
         chosen = DTYPES[dtype if choice is None else choice.chosen]
-        auto_class = _auto_class(options)
+        auto_class = _auto_class(files)
         network, loaded = auto_class.from_pretrained(where, dtype=chosen, output_loading_info=True, **arguments)
     if auto_class is not AutoModelForCausalLM:
         require_causal(network, options)
-    _require_weights(network, loaded, options, quantised=declared is not None)
+    _require_weights(network, loaded, options.model, files, quantised=declared is not None)
     require_on_gpus(network, options)
     quantised = None
     if declared is not None:
@@ -232,9 +230,9 @@ def load_model(
         network = _merged(network, options)
     served = network.generation_config.to_diff_dict()
     _prepare(network, extra_eos)
-    network, files = network.eval().requires_grad_(False), weight_files(options)
+    network = network.eval().requires_grad_(False)
     reference = options.model if options.adapter is None else f"{options.model} + {options.adapter}"
-    return Model(name, network, "model", reference, served, quantised, choice, files)
+    return Model(name, network, "model", reference, served, quantised, choice, weight_files(options, files))
 
 
 def _merged(network: PreTrainedModel, options: ModelOptions) -> PreTrainedModel:
@@ -250,13 +248,12 @@ def _merged(network: PreTrainedModel, options: ModelOptions) -> PreTrainedModel:
     return merged
 
 
-def _auto_class(options: ModelOptions) -> Any:
+def _auto_class(files: ModelFiles | None) -> Any:
     """Return what transformers loads a model by: for images and text where its type has no causal language model."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto import modeling_auto as auto
 
-    folder = folder_of(options)
-    kind = None if folder is None else settings_in(folder)[0].get("model_type")
+    kind = None if files is None else files.config.get("model_type")
     has_text_alone = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     beside_images = kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not has_text_alone
     return AutoModelForImageTextToText if beside_images else AutoModelForCausalLM
@@ -331,23 +328,25 @@ def first_three(names: Iterable[str]) -> str:
     return ", ".join(names[:3])[:200] + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _require_weights(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> None:
+def _require_weights(
+    network: PreTrainedModel, loaded: dict[str, Any], reference: str, files: ModelFiles | None, quantised: bool
+) -> None:
     """Raise `ModelUnloadable` for weights that the network lacks, which are filled in at random and make every number noise,
     and for those without a place in it, which belong to another config. Parts for images and sound are never run.
     """
     lacking = [*of_text(network, ((str(key), None) for key in loaded.get("missing_keys") or ()))]
     lacking += map(str, loaded.get("mismatched_keys") or ())
-    unused = [] if lacking else _unused(network, loaded, options, quantised)
+    unused = [] if lacking else _unused(network, loaded, files, quantised)
     if lacking or unused:
         problem = "lacks weights of its architecture" if lacking else "holds weights that its config does not use"
         raise ModelUnloadable(
-            f"{options.model} {problem}: {first_three(lacking or unused)}",
+            f"{reference} {problem}: {first_three(lacking or unused)}",
             "give a complete causal language model checkpoint, with its LM head and its own config.json "
             "(architecture, num_hidden_layers); to leave weights out on purpose, load and save it with transformers",
         )
 
 
-def _unused(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOptions, quantised: bool) -> list[str]:
+def _unused(network: PreTrainedModel, loaded: dict[str, Any], files: ModelFiles | None, quantised: bool) -> list[str]:
     """Return names of weights without a place in the network. Published checkpoints carry some that no architecture
     declares: `NOT_THE_TEXT`, `OF_QUANTISERS` (biases: of zeros), and layers for several tokens ahead that only the config
     declares.
@@ -365,7 +364,7 @@ def _unused(network: PreTrainedModel, loaded: dict[str, Any], options: ModelOpti
         elif key.endswith(".bias"):
             biases.append(key)
     if biases:
-        zeros = _biases_of_zeros(folder_of(options))
+        zeros = _biases_of_zeros(None if files is None else files.folder)
         unused += [key for key in biases if BEFORE_LAYERS.sub("", key) not in zeros]
     return unused
 
@@ -498,7 +497,7 @@ def require_shape(name: str, options: ModelOptions) -> None:
     """Raise `CostsUnreadable` for a model of a run whose shape `shape_of` will not know, by its config alone."""
     from transformers import AutoConfig
 
-    require_model(options, name)
+    files = require_model(options, name)
     where, arguments = _location(options)
     with _loading(options.model):
         config = AutoConfig.from_pretrained(where, **arguments)
@@ -506,7 +505,7 @@ def require_shape(name: str, options: ModelOptions) -> None:
         ModelShape.from_config(config.to_dict(), 2.0)
     except (LookupError, TypeError):
         with _loading(options.model), torch.device("meta"):
-            plain = _auto_class(options).from_config(config)
+            plain = _auto_class(files).from_config(config)
         if _counted_shape(plain, 2.0, 2.0) is None:
             raise no_shape(name, next(iter(config.architectures or ()), config.model_type)) from None
 
@@ -664,13 +663,13 @@ def kept_logits(model: Model) -> dict[str, Any]:
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
 
 
-def declared_in(folder: Path | None, reference: str) -> dict[str, Any] | None:
+def declared_in(files: ModelFiles | None, reference: str) -> dict[str, Any] | None:
     """Return what a model's config.json says of its quantisation; None: nothing. Raises `ModelUnloadable` for a method that
     transformers does not know: it would read packed weights as if they were plain ones.
     """
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    groups = [] if folder is None else settings_in(folder)
+    groups = [] if files is None else files.settings
     declared = next((found for group in groups if (found := group.get("quantization_config")) is not None), None)
     if declared is None:
         return None
