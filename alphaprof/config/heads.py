@@ -134,8 +134,7 @@ def draft_form(
 
 def unsupported(config: Mapping[str, Any], tensors: Collection[str], beside: Collection[str] = ()) -> str:
     """Return why a head of a measured form cannot be; empty: nothing shows. `beside`: names of files in its folder."""
-    layer, nested = layer_of(config), config.get(NESTED) or {}
-    settings = {**config, **layer, **(nested if isinstance(nested, dict) else {})}
+    settings = settings_of(config)
     ropes = [each for each in (*map(settings.get, ("rope_parameters", "rope_scaling")), settings) if isinstance(each, dict)]
     found = {
         "attention sinks": any(map(settings.get, SINKS)) or _any(r"sinks?$|attention_sink_bias$", tensors),
@@ -174,7 +173,7 @@ def require_kind(called: str, kind: str, reference: Path) -> None:
     if not (
         form.module or form.kind == kind or (form.whole and kind in (MODEL.kind, PARD.kind)) or (form is MODEL and not whole)
     ):
-        hint = f"use kind: {form.kind}" if form.kind else IMPORT
+        hint = f"use {'it as a draft of ' if kind == MODEL.kind else ''}kind: {form.kind}" if form.kind else IMPORT
         raise ModelUnloadable(words if form.kind else f"{words}, which is not measured here", hint)
     beside = {path.name for path in reference.iterdir()}
     if kind not in (MODEL.kind, PARD.kind) and (problem := unsupported(files.config, tensors, beside)):
@@ -193,8 +192,9 @@ def _require_whole(called: str, kind: str, said: str) -> None:
 
 
 def layer_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of a head's layers, which speculators keep apart."""
-    layer: Mapping[str, Any] = config.get("transformer_layer_config") or config
+    """Return the settings of a head's layers, which speculators keep apart, and vLLM did for EAGLE."""
+    of_vllm = config.get("model") if config.get("model_type") == EAGLE.name else None
+    layer: Mapping[str, Any] = config.get("transformer_layer_config") or of_vllm or config
     return layer
 
 
@@ -217,7 +217,7 @@ def as_held(config: Mapping[str, Any], tensors: Collection[str]) -> Mapping[str,
 
 def longest_block(config: Mapping[str, Any], form: DraftForm) -> int | None:
     """Return how many tokens a block drafts at most; None: as many as asked for."""
-    settings = {**config, **(config.get(NESTED) or {})}
+    settings = settings_of(config)
     block = settings.get("block_size") if form.block else None
     return None if block is None else block - (not settings.get("sample_from_anchor", form.from_anchor))
 
@@ -229,10 +229,19 @@ def causal_layers(config: Mapping[str, Any], types: Sequence[str]) -> list[bool]
     """
     sliding, given = [kind == SLIDING for kind in types], config.get("is_causal")
     if given is None and not config.get("speculators_model_type"):
-        given = (config.get(NESTED) or {}).get("causal")
+        given = _group(config.get(NESTED)).get("causal")
     elif given is None and config.get("sliding_window_non_causal"):
         given = False
     return sliding if given is None else [bool(given)] * len(sliding)
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a head: those of its layers and of `NESTED` beside its own."""
+    return {**config, **_group(layer_of(config)), **_group(config.get(NESTED))}
+
+
+def _group(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _architectures(config: Mapping[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from alphaprof.config.heads import DFLASH, MODEL, causal_layers, layer_of, longest_block, recognized, require_kind
+from alphaprof.config.heads import DFLASH, MODEL, causal_layers, longest_block, recognized, require_kind, settings_of
 from alphaprof.config.load import load_profile
 from alphaprof.config.model_files import CONFIG, ModelFiles
 from alphaprof.errors import OptionInvalid
@@ -48,7 +48,8 @@ def write_profile(target: str, drafts: Sequence[str], sources: Mapping[str, Mapp
         "data:",
         *(f"  - {_flow(source)}" for source in data),
     ]
-    if more := sorted({_draft(draft).get("gamma", BLOCK) for draft in drafts if _draft(draft)["kind"] == "dflash"} - USUAL):
+    unknown = any(_draft(draft)["kind"] == DFLASH.kind and not Path(draft).exists() for draft in drafts)
+    if more := sorted({*(_draft(draft).get("gamma", 1) for draft in drafts), *[BLOCK] * unknown} - USUAL):
         lines.append(f"gammas: {[*sorted(USUAL), *more]}   # speculative tokens, with the gamma of DFlash drafts")
     out.write_text("\n".join(lines) + "\n" + AFTER, encoding="utf-8")
     load_profile(out)
@@ -78,8 +79,7 @@ def _draft(draft: str) -> dict[str, Any]:
     kind = form.kind or MODEL.kind
     require_kind(draft, kind, place)
     options: dict[str, Any] = {"kind": kind, "model": draft}
-    layers = layer_of(config)
-    types = layers.get("layer_types") or [""] * (layers.get("num_hidden_layers") or 1)
+    types = settings_of(config).get("layer_types") or [""]
     if form is DFLASH and not all(causal_layers(config, types)):
         options["gamma"] = longest_block({"block_size": BLOCK + 1} | config, form)  # whose rows read each other
     return options

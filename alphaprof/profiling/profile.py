@@ -44,6 +44,7 @@ from alphaprof.profiling.engine.steps import no_method, time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models.dtype import with_dtype
+from alphaprof.profiling.models.hub import check_kinds
 from alphaprof.profiling.models.kinds import check_tokenizers, load_drafts
 from alphaprof.profiling.models.load import (
     eos_of,
@@ -300,6 +301,7 @@ def load(
     if reused is not None:  # its text is that of the target in its dtype
         options = with_dtype(options, reused.run.manifest.profile.target.dtype)
     progress.say(f"loading {options.target.model}")
+    check_kinds(options)
     tokenizer = load_tokenizer(options.target)
     staged = staged or reused
     check_tokenizers(options, tokenizer)  # wrong ones, a wrong engine and wrong data are found before weights are loaded

@@ -318,6 +318,20 @@ def test_options_reach_the_draft(tmp_path: Path, model: Model) -> None:
     assert (draft.depths, draft.facts().reduced_vocabulary) == (6, True)
 
 
+def test_names_below_model_and_positions_by_layer_type_are_read(tmp_path: Path, model: Model) -> None:
+    """As another prefix, and as one rope_theta, would be."""
+    described, weights = config(), tensors(config())
+    plain = loaded(written(tmp_path / "plain", described, weights), model)
+    prefixed = loaded(written(tmp_path / "model", described, {f"model.{key}": each for key, each in weights.items()}), model)
+    ropes = {"rope_type": "default", "rope_theta": 77.0}, {"rope_type": "default", "rope_theta": 1e4}
+    described["transformer_layer_config"]["rope_parameters"] = {"full_attention": ropes[0], "sliding_attention": ropes[1]}
+    turned = loaded(written(tmp_path / "turned", described, weights), model)
+    expected = states(plain, FEATURES)
+    assert torch.equal(states(prefixed, FEATURES), expected)
+    assert turned.network.config.rope_parameters["rope_theta"] == 77.0
+    assert not torch.equal(states(turned, FEATURES), expected)
+
+
 # Bad input: what is done to config and tensors, and words of the error.
 Change = Callable[[dict[str, Any], Tensors], object]
 
@@ -416,6 +430,10 @@ BAD = {
     "attention in chunks": (
         layer(layer_types=["chunked_attention"]),
         "has unsupported settings: layer_types chunked_attention",
+    ),
+    "positions by layer type": (
+        layer(rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        "differ by layer type, or lack full_attention",
     ),
     "positions that depend on the length": (
         layer(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
@@ -578,6 +596,15 @@ def test_heads_of_eagle_1_draft_as_one_that_recomputes(tmp_path: Path, model: Mo
                 one = draft.network.logits(passes[depth - 1][0, start - 5], depth)
                 torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
                 torch.testing.assert_close(draft.network.logits(state, depth)[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_config_that_vllm_wrote_for_eagle_1_is_that_of_its_model(tmp_path: Path, model: Model) -> None:
+    flat, weights = eagle1_files(1, False)
+    plain = loaded(written(tmp_path / "plain", flat, weights), model, kind="eagle1")
+    nested = {"model_type": "eagle", "eagle_fc_bias": False, "model": flat}
+    other = loaded(written(tmp_path / "nested", nested, weights), model, kind="eagle1")
+    assert other.reading["layout"] == "vLLM"
+    assert other.network.config.to_dict() == plain.network.config.to_dict()
 
 
 EAGLE1_BAD: dict[str, tuple[Change, str]] = {

@@ -61,18 +61,18 @@ def check_references(options: ProfileOptions, data: bool = True, drafts: bool = 
     for what, model in options.models().items():
         if drafts or model is options.target:
             require_model(model, what)
-    for name, draft in options.drafts.items() if drafts else ():
-        require_kind_of(f"draft {name}", draft.kind, draft.own_model)
-    require_kind_of("target", MODEL.kind, options.target)
+    check_kinds(options, drafts)
     for source in options.data if data else ():
         require_data(source.path)
 
 
-def require_kind_of(called: str, kind: str, options: ModelOptions | None) -> None:
-    """Raise `ModelUnloadable` for files of a model that are here and no such draft; see `require_kind`."""
-    place = None if options is None else Path(options.model) if is_local(options.model) else folder_of(options)
-    if options is not None and place is not None:
-        require_kind(f"{called} ({options.model})", kind, place)
+def check_kinds(options: ProfileOptions, drafts: bool = True) -> None:
+    """Raise `ModelUnloadable` for files of models that are here and are not what the profile takes them for."""
+    asked = {f"draft {name}": (draft.kind, draft.own_model) for name, draft in options.drafts.items() if drafts}
+    for name, (kind, model) in ({"target": (MODEL.kind, options.target)} | asked).items():
+        place = None if model is None else Path(model.model) if is_local(model.model) else folder_of(model)
+        if model is not None and place is not None:
+            require_kind(f"{name} ({model.model})", kind, place)
 
 
 def require_data(reference: str) -> None:
