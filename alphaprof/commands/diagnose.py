@@ -708,8 +708,7 @@ def rendered_otherwise(run: Run, url: str) -> str:
     """Return where a server's rendering of the run's first prompts differs from theirs; empty if nowhere. Raises the errors
     of data and server, and `LookupError` if no prompt is rendered.
     """
-    from alphaprof.profiling.texts.chat import set_variables
-    from alphaprof.profiling.texts.corpus import chat_of
+    from alphaprof.profiling.texts.requests import as_sent, chat_of, roots_of, set_variables, tools_of
     from alphaprof.profiling.texts.rows import rows
 
     model = answer_of(url, "/v1/models")["data"][0]["id"]
@@ -717,15 +716,16 @@ def rendered_otherwise(run: Run, url: str) -> str:
     texts = [text for text in texts if run.manifest.profile.data[text["source"]].prompt_ids is None]
     for text in texts or [{}]:
         source, mine = run.manifest.profile.data[text["source"]], text["prompt_ids"]
-        names = {root for name in source.columns for root in (name, name.partition(".")[0])}
-        row = next(each for number, _, each in rows(source, sorted(names)) if number == text["source_row"])
+        row = next(each for number, _, each in rows(source, roots_of(source)) if number == text["source_row"])
         if isinstance(row, BadRow):
             raise row
         asked: dict[str, Any] = {"model": model}
         if source.messages is not None or source.chat:
-            turns, _, tools, variables = chat_of(source, row)
-            more = {"tools": tools, "chat_template_kwargs": set_variables(variables)}
-            asked |= {"messages": turns, **{name: value for name, value in more.items() if value}}
+            chat = chat_of(source, row)
+            more = {"tools": chat.tools and tools_of(chat.tools), "chat_template_kwargs": set_variables(chat.variables)}
+            more |= {"continue_final_message": chat.begun}
+            asked |= {"messages": as_sent(chat.turns), **{name: value for name, value in more.items() if value}}
+            asked |= {"add_generation_prompt": False} if chat.begun or chat.closed else {}
         else:
             asked |= {"prompt": render(str(source.prompt), row)}
         if (ids := answer_of(url, "/tokenize", asked)["tokens"]) != mine:

@@ -6,6 +6,7 @@ import copy
 import datetime
 import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -53,8 +54,18 @@ WORDS = {  # for what pydantic finds, by its type of error
 BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
 
 
+BOOL = "tag:yaml.org,2002:bool"
+
+
 class UniqueKeyLoader(yaml.SafeLoader):
-    """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first."""
+    """`yaml.SafeLoader` that refuses a key that occurs twice, instead of dropping the first, and for which on, off, yes and
+    no are words, as in YAML 1.2: an option that is true or false takes them all the same.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as yaml.SafeLoader has it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != BOOL]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose as the base class does, after a check for duplicates, before merge keys (`<<`) add theirs."""
@@ -65,6 +76,9 @@ class UniqueKeyLoader(yaml.SafeLoader):
                 raise yaml.composer.ComposerError(None, None, f"duplicate key {shown(key.value)}", key.start_mark)
             seen.add(key.value)
         return node
+
+
+UniqueKeyLoader.add_implicit_resolver(BOOL, re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF"))
 
 
 def load_profile(path: Path, overrides: list[str] | None = None, limit: int | None = None) -> ProfileOptions:
@@ -267,7 +281,7 @@ def _advice(error: Any, place: str, origin: str) -> str:
     if kind == "string_type" and isinstance(given, dict) and list(given.values()) == [None]:
         return f'quote it: "{{{cut(str(next(iter(given))), VALUE)}}}"'
     if kind == "string_type" and isinstance(given, bool):
-        return "quote the word: YAML reads on, off, yes and no as true and false"
+        return "quote the word: YAML reads it as true or false"
     if kind == "string_type" and isinstance(given, (int, float, datetime.date)):
         return "quote it: YAML reads it as a number or a date"
     if kind == "int_type" and isinstance(given, str) and given.strip().isdigit():

@@ -62,6 +62,17 @@ Item = TypeVar("Item")
 Ascending = Annotated[list[Item], Field(min_length=1), AfterValidator(lambda values: sorted(set(values)))]
 OneOrSeveral = BeforeValidator(lambda given: given if isinstance(given, list) else [given])
 Indices = Ascending[Annotated[Whole, Field(ge=0)]]
+SWITCHED = {"on": True, "yes": True, "off": False, "no": False}  # words that profiles have for true and false
+
+
+def _switched(given: Any) -> Any:
+    """Return settings of another program with its switches as true and false."""
+    if not isinstance(given, dict):
+        return given
+    return {key: SWITCHED.get(value.lower(), value) if isinstance(value, str) else value for key, value in given.items()}
+
+
+Settings = Annotated[dict[str, Any], BeforeValidator(_switched)]
 
 
 class Options(BaseModel):
@@ -446,7 +457,7 @@ class VllmOptions(Options):
         None, pattern="^https?://", description="URL of a vLLM server that writes texts; its key is read from VLLM_API_KEY"
     )
     model: str | None = Field(None, description="the target's name on that server; default: its only model")
-    args: dict[str, Any] = Field(
+    args: Settings = Field(
         {},
         description="arguments of vLLM, e.g. {tensor_parallel_size: 2, enforce_eager: true}; others are those of the server "
         "at url, if it runs on this machine",

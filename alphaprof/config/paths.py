@@ -19,6 +19,7 @@ FORMATS = {  # of data files, by suffix
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
     ".txt": "txt",
 }
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
@@ -29,7 +30,7 @@ def data_format(path: str) -> tuple[str, str | None] | None:
     stem, last = os.path.splitext(path.lower())
     compression = COMPRESSED.get(last)
     form = FORMATS.get(os.path.splitext(stem)[1] if compression else last)
-    return None if form is None or (form == "parquet" and compression) else (form, compression)
+    return None if form is None or (form in ("parquet", "arrow") and compression) else (form, compression)
 
 
 def resolve(reference: str, folder: Path) -> str:

@@ -29,6 +29,7 @@ from alphaprof.config.options import (
     PromptLookupDraft,
     RooflineCosts,
     Sampling,
+    Settings,
     TableCosts,
     TargetOptions,
     TextContinuation,
@@ -92,7 +93,7 @@ class SourceOptions(Options):
     domain: str | DomainColumn = Field(description="name of the domain, or {column: NAME}")
     path: str = Field(
         min_length=1,
-        description="hub id, or a .jsonl, .ndjson, .json, .csv, .tsv, .parquet or .txt file, also .gz or .zst: "
+        description="hub id, or a .jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow or .txt file, also .gz or .zst: "
         "s3://BUCKET/FILE, or relative to the profile; a directory of such files",
     )
     name: str | None = Field(None, description="configuration of a hub dataset")
@@ -100,13 +101,20 @@ class SourceOptions(Options):
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
     prompt: str | None = Field(None, description='template over the columns, e.g. "{prompt}"')
     messages: str | None = Field(
-        None, description="column with chat messages (role and content, or from and value), like body.messages"
+        None,
+        description="column with chat messages (role and content, or from and value), like body.messages, or with a whole "
+        "request, like body; what a server reads beside the messages is read too (docs/data.md)",
     )
-    tools: str | None = Field(None, description="column with the tools that a chat may call, with messages")
+    tools: str | None = Field(
+        None, description="column with the tools that a chat may call, with messages; default: those beside the messages"
+    )
     prompt_ids: str | None = Field(None, description="column with the prompt's token ids")
     chat: bool = Field(False, description="wrap the rendered prompt as one user turn of the chat template")
-    system: str | None = Field(None, description="system message, with chat: true")
-    chat_options: dict[str, Any] = Field(
+    system: str | None = Field(
+        None,
+        description='template of a system message, e.g. "{system_prompt}"; with messages, instead of that of the row',
+    )
+    chat_options: Settings = Field(
         {},
         description="variables of the chat template, e.g. {enable_thinking: false}; with date_string, templates that write "
         "today's date write this one",
@@ -142,11 +150,11 @@ class SourceOptions(Options):
             raise ValueError(NO_PATH)
         return published | given
 
-    @field_validator("prompt")
+    @field_validator("prompt", "system")
     @classmethod
-    def _template(cls, prompt: str | None) -> str | None:
-        template_parts(prompt or "")
-        return prompt
+    def _template(cls, template: str | None) -> str | None:
+        template_parts(template or "")
+        return template
 
     def problems(self) -> Iterator[str]:
         """Yield reasons why a row cannot become a prompt."""
@@ -155,8 +163,8 @@ class SourceOptions(Options):
             yield f"needs exactly one of prompt, messages, prompt_ids (has {', '.join(given) or 'none'})"
         if self.chat and self.prompt is None:
             yield "chat: true needs prompt; messages always pass through the chat template"
-        if self.system is not None and not self.chat:
-            yield "system needs chat: true; with messages, put the system prompt into the messages"
+        if self.system is not None and not self.chat and self.messages is None:
+            yield "system needs messages, or prompt with chat: true"
         if self.tools is not None and self.messages is None:
             yield "tools needs messages"
 
@@ -165,7 +173,8 @@ class SourceOptions(Options):
         """Return the columns that its rows are read for, but those of continuations."""
         given = (self.messages, self.prompt_ids, self.tools, self.chat_template_kwargs, self.cluster)
         domain = None if isinstance(self.domain, str) else self.domain.column
-        names = [*(name for _, name in template_parts(self.prompt or "")), *given, domain, *self.where]
+        written = [name for text in (self.prompt, self.system) for _, name in template_parts(text or "")]
+        names = [*written, *given, domain, *self.where]
         return [name for name in names if name is not None]
 
 

@@ -273,6 +273,7 @@ LEFT_OUT = {  # the beginning of a reason, and what to do about it
     "sources read no further": "set shuffle_seed to mix the rows, or give each domain a source",
     "cut prompts lost": "leave long documents out (too_long: skip), or cut prompts as your server does and give prompt_ids",
     "texts cut": "expect a different acceptance than on whole texts",
+    "prompts without": 'name it in the source if your server puts it into the prompt, like system: "{system_prompt}"',
     "prompts cut": "expect a different acceptance than on whole texts",
     "whose text the benchmark": "fetch them with prepare_data.py of NVIDIA's specdec_bench, and give its file as path",
     "that data.where": "check the columns and values of where",

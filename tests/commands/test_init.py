@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from alphaprof.cli.app import app
 from alphaprof.commands.init import init
 from alphaprof.config.load import load_profile
-from alphaprof.errors import AlphaprofError, OptionInvalid
+from alphaprof.errors import AlphaprofError, DataUnreadable, OptionInvalid
 from tests.loops import each
 
 TALK = {"messages": [{"role": "user", "content": "hello"}], "conversation_id": "c-1"}
@@ -75,6 +75,75 @@ def test_it_asks_where_no_name_says_which_column_holds_prompts(row: dict[str, An
     init("target", [], [tmp_path / "t.jsonl"], tmp_path / "my.yaml", **options)
     (source,) = yaml.safe_load((tmp_path / "my.yaml").read_text())["data"]
     assert source.get("messages", source.get("prompt")) in (name, f"{{{name}}}")
+
+
+READ: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {  # a first row, what a source has, what is shown
+    "anthropic": (
+        {"system": "Be terse.", "messages": CHAT},
+        {"messages": "messages"},
+        ["  system: Be terse.", "  user: hello"],
+    ),
+    "responses": (
+        {"instructions": "Be terse.", "input": "hello", "category": "a"},
+        {"messages": "input", "domain": {"column": "category"}},
+        ["  system: Be terse.", "  user: hello"],
+    ),
+    "gemini": ({"contents": [{"parts": [{"text": "hello"}]}]}, {"messages": "contents"}, ["  user: hello"]),
+    "span": (
+        {"attributes": {"gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]}},
+        {"messages": "attributes.gen_ai.input.messages"},
+        ["  user: hello"],
+    ),
+    "beside": (
+        {"messages": CHAT, "system_prompt": "S", "domain": "code"},
+        {"messages": "messages", "domain": {"column": "domain"}},
+        ["  user: hello", "  (not in the prompt: system_prompt; if your server puts it there: system: '{system_prompt}')"],
+    ),
+    "long": (
+        {"messages": [{"role": "user", "content": "x " * 999 + "\nend"}, {"role": "assistant", "content": "a"}]},
+        {"messages": "messages"},
+        [
+            "  user: " + "x " * 999,
+            "  end",
+            "  (cut before this answer; to measure answers: continuation {kind: given, answer: last})",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_whole_first_prompt_is_shown_as_a_server_reads_it(name: str, tmp_path: Path) -> None:
+    row, columns, lines = READ[name]
+    folder = tmp_path / "logs"  # a folder is a source like a file
+    folder.mkdir()
+    (folder / "a.jsonl").write_text(json.dumps(row))
+    (first,) = init("target", [], [folder], tmp_path / "my.yaml")
+    (source,) = yaml.safe_load((tmp_path / "my.yaml").read_text())["data"]
+    assert source == {"domain": "logs", "path": "logs"} | columns
+    assert first.splitlines() == ["first prompt of logs:", *lines]
+
+
+@each(
+    ("row", "words"),
+    [
+        ({"messages": [{"role": "user", "text": "hello"}]}, "a turn of 'user' that has no content, but text"),
+        ({"turns": [{"from": "critic", "value": "hello"}]}, "a turn from 'critic'"),
+        ({"messages": [{"role": "user", "content": " "}]}, "a prompt that says nothing"),
+    ],
+)
+def test_no_profile_is_written_of_turns_that_are_not_read(row: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DataUnreadable, match=words):
+        init("target", [], [tmp_path / "t.jsonl"], tmp_path / "my.yaml")
+    assert not (tmp_path / "my.yaml").exists()
+
+
+@each("name", ["./none", "/none/here", "x/y/none.gguf"])
+def test_a_model_that_must_be_here_and_is_not_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(TALK))
+    for target, drafts in (("target", [name]), (name, [])):
+        with pytest.raises(OptionInvalid, match=f"{name} does not exist"):
+            init(target, drafts, [tmp_path / "t.jsonl"], tmp_path / "my.yaml")
 
 
 def test_drafts_are_of_the_kinds_that_their_names_or_files_say(tmp_path: Path) -> None:

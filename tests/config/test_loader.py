@@ -146,7 +146,7 @@ MISTAKES: list[tuple[Keys, Any, str, str]] = [
     (("data", 0, "prompt"), "{a", "data.0.prompt: '{a': expected", "correct"),
     (("data", 0, "prompt"), "{a!r}", "data.0.prompt: '{a!r}' has a field that is not a plain column", "correct"),
     (("data", 1, "chat"), True, "data.1: chat: true needs prompt", "correct"),
-    (("data", 0, "system"), "be brief", "data.0: system needs chat: true", "correct"),
+    (("data", 0, "system"), "be brief", "data.0: system needs messages, or prompt with chat: true", "correct"),
     (("rules",), ["strict", "stric"], "rules.1: unknown rule 'stric' (did you mean strict?); known: strict", "correct"),
     (("rules",), ["auto"], "rules.0: unknown rule 'auto'", "correct"),
     (("rules",), [{"tree": 1.5}], "rules.0: tree: width must be a whole number from 1 to 1e+06", "correct"),
@@ -279,6 +279,27 @@ def test_a_merged_key_that_is_overridden_does_not_occur_twice(tmp_path: Path) ->
     options = load_profile(write(tmp_path, text))
     assert [options.continuation_of(0).max_new_tokens, options.continuation_of(1).max_new_tokens] == [3, 9]
     assert options.continuation.max_new_tokens == 9
+
+
+def test_words_that_older_yaml_takes_for_true_and_false_are_words(tmp_path: Path) -> None:
+    """Where text is meant: languages, domains, names of keys. Options that are true or false, and settings, take them."""
+    where = {"language": ["en", "no"], "on": ["yes"]}
+    text = """
+        target: {model: t}
+        drafts: {ngram: {kind: prompt_lookup}}
+        data:
+        - {domain: no, path: a.jsonl, prompt: x, chat: on, where: {language: [en, no], on: yes},
+           chat_options: {enable_thinking: off, effort: low}}
+        certificates: yes
+        vllm: {python: p, args: {enforce_eager: Yes}}
+    """
+    options = load_profile(write(tmp_path, text), ["data.0.cluster=off", "drafts.ngram.min_ngram=1"])
+    (source,) = options.data
+    assert (source.domain, source.where, source.cluster, source.chat) == ("no", where, "off", True)
+    assert source.chat_options == {"enable_thinking": False, "effort": "low"}
+    assert options.certificates is True
+    assert options.vllm is not None
+    assert options.vllm.args == {"enforce_eager": True}
 
 
 OVERRIDES = [

@@ -323,15 +323,15 @@ def test_a_prompt_passes_through_the_chat_template_as_one_user_turn(tmp_path: Pa
     path = numbered(tmp_path / "rows.jsonl", 1, "Hello")
     (document,) = corpus({"path": path, "chat": True})
     assert document.prompt.tolist() == [USER, *ids("Hello0"), MODEL]
-    assert texts(corpus({"path": path, "chat": True, "system": "Be {brief}"})) == ["<system>Be {brief}<user>Hello0<model>"]
+    assert texts(corpus({"path": path, "chat": True, "system": "Be {{brief}}"})) == ["<system>Be {brief}<user>Hello0<model>"]
 
 
 @each("suffix", [".jsonl", ".parquet"])
 def test_messages_pass_through_the_chat_template(tmp_path: Path, suffix: str) -> None:
-    turns = [{"role": "user", "content": "a"}, {"role": "model", "content": "b"}, {"role": "user", "content": "c"}]
+    turns = [{"role": "user", "content": "a"}, {"role": " Model", "content": "b"}, {"role": "User", "content": "c"}]
     path = written(tmp_path / f"rows{suffix}", [{"turns": turns}, {"turns": turns[:1]}])
     first, second = corpus({"path": path, "messages": "turns"})
-    assert first.prompt.tolist() == [USER, *ids("a"), MODEL, *ids("b"), USER, *ids("c"), MODEL]
+    assert first.prompt.tolist() == [USER, *ids("a<assistant>b"), USER, *ids("c"), MODEL]
     assert second.prompt.tolist() == [USER, *ids("a"), MODEL]
 
 

@@ -141,7 +141,7 @@ def row_count(path: Path) -> int | None:
             return int(pq.read_metadata(path).num_rows)
         except pa.ArrowInvalid:
             return None  # damaged: reading it will say so
-    if form == "json":
+    if form in ("json", "arrow"):
         return None
     with path.open("rb") as file:
         return max(0, sum(1 for line in file if line.strip()) - (form in ("csv", "tsv")))

@@ -46,17 +46,20 @@ def cell(row: Row, column: str, optional: bool = False) -> Any:
     """Return the cell of a column that must exist, also `outer.inner` of an object, `turns.0` of a list, or of the JSON text
     of either. Raises `LeftOut` if it holds nothing, unless that is allowed, and `BadRow` if it is not there.
     """
-    found, rest = (row[column], "") if column in row else (row, column)
+    return cell_and_beside(row, column, optional)[0]
+
+
+def cell_and_beside(row: Row, column: str, optional: bool = False) -> tuple[Any, Row]:
+    """Return what `cell` returns, and the object that it stands in: the row, or one in it; {} in a list."""
+    found, rest, beside = (row[column], "", row) if column in row else (row, column, row)
     while rest:
-        if isinstance(found, Mapping) and rest in found:
-            found, rest = found[rest], ""
-            continue
-        name, _, rest = rest.partition(".")
         found = decoded(found)
+        beside = found if isinstance(found, Mapping) else {}
+        name, _, rest = (rest, "", "") if rest in beside else rest.partition(".")
         if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
             found = found[int(name)]
-        elif isinstance(found, Mapping) and name in found:
-            found = found[name]
+        elif name in beside:
+            found = beside[name]
         else:
             near = difflib.get_close_matches(column, list(row), n=1)
             hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(map(str, row)))}"
@@ -67,7 +70,7 @@ def cell(row: Row, column: str, optional: bool = False) -> Any:
         found = None
     if found is None and not optional:
         raise LeftOut(f"with nothing in the column {column}")
-    return found
+    return found, beside
 
 
 def cell_if_any(row: Row, column: str | None) -> Any:
@@ -78,12 +81,15 @@ def cell_if_any(row: Row, column: str | None) -> Any:
         return None
 
 
-def render(template: str, row: Row) -> str:
+def render(template: str, row: Row, optional: bool = False) -> str:
     """Return the template with {column} replaced by the row's texts and numbers; a value's own braces mean nothing. Raises
-    `BadRow` for a value that is neither.
+    `BadRow` for a value that is neither, and for one that is not there, or `LeftOut`, unless it is `optional`.
     """
-    parts = template_parts(template)
-    return "".join(literal + ("" if name is None else text_in(cell(row, name), name)) for literal, name in parts)
+    texts = []
+    for literal, name in template_parts(template):
+        value = "" if name is None else cell_if_any(row, name) if optional else cell(row, name)
+        texts += [literal, "" if value is None else text_in(value, str(name))]
+    return "".join(texts)
 
 
 def text_in(value: Any, column: str) -> str:

@@ -12,48 +12,16 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.errors import ColumnMissing, ProfileInvalid
+from alphaprof.errors import ColumnMissing, ProfileInvalid, shown
 from alphaprof.profiling.models.hub import first_line
-from alphaprof.profiling.texts.cells import BadRow, LeftOut, decoded
+from alphaprof.profiling.texts.cells import BadRow, LeftOut
+from alphaprof.profiling.texts.requests import BILLING, CHAT, NOT_TEXT, ROLES, Turn, set_variables, tools_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Turn = dict[str, Any]
-SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "observation": "tool"}
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
-FUNCTION = ("name", "description", "parameters")
-OWN = ("tools", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict", "chat_template", "messages")
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers, which marks what a model wrote
-BILLING = "x-anthropic-billing-header"  # a line that changes with every request, which vLLM drops
-CHAT = "give a list of {role, content}, or of {from, value}"
-
-
-def turns_of(value: Any) -> list[Turn]:
-    """Return the turns of a chat: a list of {role, content} or {from, value}, a request with `messages`, or its JSON text.
-    Raises `BadRow` for anything else.
-    """
-    found = decoded(value)
-    if isinstance(found, Mapping):
-        found = found.get("messages")
-    if not isinstance(found, list) or not all(isinstance(turn, Mapping) for turn in found):
-        raise BadRow("holds no chat messages", CHAT, ColumnMissing)
-    turns = []
-    for turn in found:
-        if "role" not in turn and isinstance(speaker := turn.get("from"), str):
-            turn = {"role": SPEAKERS.get(speaker.lower(), speaker), "content": turn.get("value")}
-        if not isinstance(turn.get("role"), str) or not turn["role"]:
-            raise BadRow("holds no chat messages", CHAT, ColumnMissing)
-        turns.append(dict(turn))
-    return turns
-
-
-def without_answer(turns: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:
-    """Return a chat up to its last answer, and the assistant's turns that end it."""
-    end = len(turns)
-    while end and turns[end - 1]["role"] == "assistant":
-        end -= 1
-    return list(turns[:end]), list(turns[end:])
 
 
 def text_of(content: Any) -> str:
@@ -67,14 +35,20 @@ def render_chat(
     variables: Mapping[str, Any],
     tools: Any = None,
     begin: bool = True,
+    begun: bool = False,
 ) -> str:
     """Return what a tokenizer's chat template writes for a chat. `variables`: the template's own; `tools`: functions that
-    may be called, or their JSON text; `begin`: the model's turn is begun.
+    may be called, or their JSON text; `begin`: an answer is begun after the chat; `begun`: the last turn goes on.
 
-    Raises `BadRow` for turns that are none, or that the template refuses, and `LeftOut` for content that is not text.
+    Raises `BadRow` for turns that are none, roles that the template does not know, and what it refuses, and `LeftOut` for
+    content that is not text.
     """
-    known = variables.get("tools") if tools is None else _tools(tools)
-    template = _template(tokenizer, known)
+    known = variables.get("tools") if tools is None else tools_of(tools)
+    template = template_of(tokenizer, known)
+    for role in {turn["role"] for turn in turns} - set(ROLES.values()):
+        if not re.search(f"[\"']{re.escape(role)}[\"']", template):
+            hint = f"use {', '.join(dict.fromkeys(ROLES.values()))}, or a role that the chat template names"
+            raise BadRow(f"has a turn of the role {shown(role)}, which the chat template does not know", hint, ColumnMissing)
     reads_parts = _reads_parts(template)
     chat = [_turn(turn, reads_parts) for turn in turns]
     if not any(word in template for word in ("'developer'", '"developer"')):
@@ -84,7 +58,13 @@ def render_chat(
         template = f"{{% macro strftime_now(_) %}}{{{{ {json.dumps(date)} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
     try:
         text = tokenizer.apply_chat_template(
-            chat, tools=known, chat_template=template, add_generation_prompt=begin, tokenize=False, **given
+            chat,
+            tools=known,
+            chat_template=template,
+            add_generation_prompt=begin and not begun,
+            continue_final_message=begun,
+            tokenize=False,
+            **given,
         )
     except Exception as error:  # templates raise jinja's errors and those of whatever they call
         message = f"is refused by the chat template: {first_line(error)[:200]}"
@@ -92,7 +72,8 @@ def render_chat(
     return str(text)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, tools: Any) -> str:
+def template_of(tokenizer: PreTrainedTokenizerBase, tools: Any) -> str:
+    """Return the chat template that a tokenizer has for a chat with these tools. Raises `ProfileInvalid`."""
     try:
         return str(tokenizer.get_chat_template(None, tools))
     except ValueError as error:  # it has several, and none by default
@@ -101,14 +82,9 @@ def _template(tokenizer: PreTrainedTokenizerBase, tools: Any) -> str:
         ) from error
 
 
-def set_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a chat template that are set, and that a request may set."""
-    return {name: value for name, value in variables.items() if value not in (None, "auto") and name not in OWN}
-
-
 def writes_the_date(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> bool:
     """Return whether prompts change from day to day: the chat template writes today's date."""
-    if tokenizer.chat_template is None or "date_string" in variables or "strftime_now" not in _template(tokenizer, None):
+    if tokenizer.chat_template is None or "date_string" in variables or "strftime_now" not in template_of(tokenizer, None):
         return False
     turns, days = [{"role": "user", "content": "a"}], ("01 Feb 2003", "12 Nov 2010")
     try:
@@ -131,7 +107,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
             continue
         key = TEXTS.get(str(part.get("type") or "text")) if isinstance(part, Mapping) else None
         if key is None or not isinstance(part.get(key), str):
-            raise LeftOut("with content that is not text")
+            raise LeftOut(NOT_TEXT)
         others = {name: value for name, value in part.items() if name not in ("type", key) and value is not None}
         parts.append({"type": "text", "text": part[key], **others})
     return parts
@@ -148,39 +124,13 @@ def _turn(turn: Turn, reads_parts: bool) -> Turn:
     joined = "\n".join(part["text"] for part in parts if reads_parts or part["text"])
     found: Turn = {"role": role, "content": parts if reads_parts and role != "tool" else joined}
     if role == "assistant":
-        if calls := decoded(turn.get("tool_calls")):
-            found["tool_calls"] = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
+        found |= {"tool_calls": turn["tool_calls"]} if turn.get("tool_calls") else {}
         reasoning = turn["reasoning"] if turn.get("reasoning") is not None else turn.get("reasoning_content")
         if reasoning is not None:
             found |= {"reasoning": reasoning, "reasoning_content": reasoning}
     names = {"tool": "tool_call_id", "developer": "tools"}
     found |= {name: turn[name] for name in ("name", names.get(role)) if name in turn and turn[name] is not None}
     return found
-
-
-def _call(call: Any) -> dict[str, Any]:
-    """Return a call of a tool, its arguments as an object, its keys in vLLM's order."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        raise BadRow("holds a tool call without a function", 'write {"function": {"name", "arguments"}}', ColumnMissing)
-    arguments = decoded(function.get("arguments"))
-    first = {"arguments": arguments if isinstance(arguments, Mapping) else {}, "name": function.get("name")}
-    return {"id": call.get("id"), "function": first, "type": "function"}
-
-
-def _tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return tools with the keys that vLLM hands on; None if there are none."""
-    tools = decoded(value)
-    if not isinstance(tools, list):
-        raise BadRow("holds no tools", 'give a list of {"type": "function", "function": {...}}', ColumnMissing)
-    found = []
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise BadRow("holds a tool without a name", 'give {"function": {"name": ...}} for each tool', ColumnMissing)
-        more = {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
-        found.append({"type": "function", "function": {name: function.get(name) for name in FUNCTION} | more})
-    return found or None
 
 
 def _developer_as_system(turns: Sequence[Turn]) -> list[Turn]:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.config.paths import is_remote
+from alphaprof.config.profile import template_parts
 from alphaprof.errors import (
     ColumnMissing,
     DataEmpty,
@@ -24,6 +25,7 @@ from alphaprof.errors import (
 )
 from alphaprof.profiling.models.hub import is_local
 from alphaprof.profiling.models.processing import PLAIN, Processing, resolved
+from alphaprof.profiling.texts.answers import answer_text
 from alphaprof.profiling.texts.cells import (
     BadRow,
     LeftOut,
@@ -37,13 +39,11 @@ from alphaprof.profiling.texts.cells import (
     text_in,
 )
 from alphaprof.profiling.texts.chat import (
-    Turn,
     render_chat,
-    set_variables,
+    template_of,
     text_of,
-    turns_of,
-    without_answer,
 )
+from alphaprof.profiling.texts.requests import Chat, chat_of, roots_of
 from alphaprof.profiling.texts.rows import Numbered, rows
 from alphaprof.run.manifest import Manifest, left_out_remedy
 from alphaprof.run.reader import Run
@@ -61,6 +61,7 @@ Ids = np.ndarray[Any, np.dtype[np.int32]]
 EMPTY, NOTHING = "with an empty prompt or response", np.empty(0, dtype=np.int32)
 MESSAGE = 150  # characters of each reason
 LOST_BOS = "cut prompts lost their initial BOS"
+UNUSED = "prompts without the text that stands beside their messages, in"
 INT32_MAX = np.iinfo(np.int32).max
 OTHER_ROWS = "that data.where does not ask for"
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # where SPEED-Bench may not publish a text
@@ -206,9 +207,7 @@ class Corpus:
     def _rows(self, index: int) -> Iterator[Numbered]:
         """Return the rows of one source, from its beginning."""
         source = self.options.data[index]
-        answers = getattr(self.options.continuation_of(index), "column", None)
-        roots = {root for name in (*source.columns, answers or "") for root in (name, name.partition(".")[0])}
-        return rows(source, sorted(roots))
+        return rows(source, roots_of(source, getattr(self.options.continuation_of(index), "column", None)))
 
     def _source(self, index: int, numbered: Iterator[Numbered], most: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the documents of one source, all of their fields but the number, and count its rows. Where a column names
@@ -217,7 +216,8 @@ class Corpus:
         """
         source, read, last = self.options.data[index], self.read[index], 0
         taken: Counter[str] = Counter()
-        unseen = {name for name in (source.tools, source.chat_template_kwargs) if name}
+        spoken = (name for _, name in template_parts(source.system or ""))
+        unseen = {name for name in (source.tools, source.chat_template_kwargs, *spoken) if name}
         for number, where, row in numbered:
             if most is not None and last and read.rows >= most:
                 return
@@ -260,7 +260,7 @@ class Corpus:
     def _fields(self, source: SourceOptions, index: int, number: int, row: Row) -> dict[str, Any]:
         """Return the fields of a row's document but its number and domain. Raises `LeftOut` and `BadRow`."""
         continuation = self.options.continuation_of(index)
-        prompt, given = encode(source, row, self.tokenizer, getattr(continuation, "answer", None) is not None)
+        prompt, given, chat = encode(source, row, self.tokenizer, getattr(continuation, "answer", None) is not None)
         if continuation.kind == "given" and continuation.column is not None:
             given = encode_given(continuation.column, row, self.tokenizer)
         elif continuation.kind == "text":
@@ -289,6 +289,7 @@ class Corpus:
         if len(alike) > 1 and label is None:  # a row is one unit, however many sources use it
             label = f"row {number}"
         begin, truncated = self.tokenizer.bos_token_id, self.read[index].truncated
+        truncated.update(f"{UNUSED} {key}" for key in (chat.unused if chat is not None else ()))
         truncated.update(["texts cut to max_new_tokens"] if cut else [])
         truncated.update(["prompts cut to the target's context"] if len(fitted) < len(prompt) else [])
         truncated.update([LOST_BOS] if prompt[0] == begin and fitted[0] != begin else [])
@@ -332,47 +333,31 @@ def policy(continuation: ContinuationOptions, served: Mapping[str, Any]) -> dict
     return {"kind": continuation.kind, "on_policy": on_policy, "processing": processing, "seed": seed}
 
 
-def chat_of(source: SourceOptions, row: Row) -> tuple[list[Turn], list[Turn], Any, Mapping[str, Any]]:
-    """Return the turns of a row's prompt, those of the answer that ends them, its tools, and variables of the template."""
-    if source.messages is None:
-        system = [{"role": "system", "content": source.system}] if source.system is not None else []
-        return [*system, {"role": "user", "content": render(str(source.prompt), row)}], [], None, source.chat_options
-    turns, answer = without_answer(named(source.messages, turns_of, cell(row, source.messages)))
-    own = decoded(cell_if_any(row, source.chat_template_kwargs))
-    if not isinstance(own, Mapping | None):
-        raise BadRow(f"{source.chat_template_kwargs} holds no object", "write {name: value}", ColumnMissing)
-    return turns, answer, cell_if_any(row, source.tools), {**source.chat_options, **set_variables(own or {})}
-
-
 def encode(
     source: SourceOptions, row: Row, tokenizer: PreTrainedTokenizerBase, answered: bool = False
-) -> tuple[Ids, Ids | None]:
+) -> tuple[Ids, Ids | None, Chat | None]:
     """Return token ids of a row's prompt: given ids, chat messages through the chat template, or a rendered template; none
-    if it says nothing. And, if it is asked for as `answered`, those of the answer that ends a chat.
+    if it says nothing. If it is asked for as `answered`, those of the answer that ends a chat. And the chat, if it is one.
     """
     if source.prompt_ids is not None:
-        return _token_ids(cell(row, source.prompt_ids), source.prompt_ids), None
+        return _token_ids(cell(row, source.prompt_ids), source.prompt_ids), None, None
     if source.messages is None and not source.chat:
         text = render(str(source.prompt), row)
-        return NOTHING if _blank(text) else _encoded(tokenizer, text, True), None
-    turns, answer, tools, variables = chat_of(source, row)
-    if not turns or _blank(text_of(turns[-1].get("content"))):
-        return NOTHING, NOTHING if answered else None
+        return NOTHING if _blank(text) else _encoded(tokenizer, text, True), None, None
+    chat = chat_of(source, row, template_of(tokenizer, None) if tokenizer.chat_template else "")
+    if not chat.turns or (_blank(text_of(chat.turns[-1].get("content"))) and chat.turns[-1]["role"] != "tool"):
+        return NOTHING, NOTHING if answered else None, chat
     if not tokenizer.chat_template:
         hint = "use prompt without chat: true, or an instruct model"
         raise ProfileInvalid(f"{source.path}: the target's tokenizer has no chat template", hint)
-    prompt = render_chat(tokenizer, turns, variables, tools)
-    ids = _encoded(tokenizer, prompt, False)  # the template writes BOS itself where the model wants one
+    prompt = render_chat(tokenizer, chat.turns, chat.variables, chat.tools, not chat.closed, chat.begun)
+    ids = _encoded(tokenizer, prompt, chat.special)  # else the template writes BOS itself where the model wants one
     if not answered:
-        return ids, None
-    if not answer:
+        return ids, None, chat
+    if not chat.answer:
         raise LeftOut("whose chat does not end with an answer")
-    whole = render_chat(tokenizer, [*turns, *answer], variables, tools, begin=False)
-    if not whole.startswith(prompt) and (len(answer) > 1 or answer[0].get("tool_calls")):
-        raise BadRow("has an answer that the chat template does not write after the prompt", "give the answer as a column")
-    text = whole[len(prompt) :] if whole.startswith(prompt) else text_of(answer[0].get("content"))
-    given = _encoded(tokenizer, text, False)
-    return ids, given[: next(iter(np.flatnonzero(given == tokenizer.eos_token_id)), len(given))]
+    given = _encoded(tokenizer, answer_text(tokenizer, chat, prompt), False)
+    return ids, given[: next(iter(np.flatnonzero(given == tokenizer.eos_token_id)), len(given))], chat
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Ids:

@@ -13,6 +13,8 @@ import json
 import logging
 import os
 import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,9 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphaprof.config.paths import data_format, is_remote
-from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
 from alphaprof.profiling.models.hub import first_line, is_local, opened, require_data
 from alphaprof.profiling.texts.cells import BadRow, Row
+from alphaprof.profiling.texts.requests import TEXTUAL
 
 if TYPE_CHECKING:
     from alphaprof.config.profile import SourceOptions
@@ -37,6 +40,7 @@ BLOCK = 1 << 20  # bytes that are read at a time
 WHOLE = 1 << 30  # bytes of a .json file, which is read whole
 CELL = 1 << 26  # characters of a cell: beyond it, a quotation mark has no second
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
+TABLES = ("parquet", "arrow")  # formats in columns
 BATCH = 256  # rows of a Parquet file that are turned into Python objects together
 # Names of files and folders by which `datasets` divides a directory.
 SPLITS = re.compile(r"(?<![a-z])(train(ing)?|test(ing)?|val(id(ation)?)?|dev|eval(uation)?)(?![a-z])", re.IGNORECASE)
@@ -66,10 +70,10 @@ def rows(source: SourceOptions, roots: Sequence[str] = ()) -> Iterator[Numbered]
             yield next(number), where, row
 
 
-def first_row(path: str) -> Row:
-    """Return the first row of a data file. Raises `DataUnreadable` and `DataEmpty`."""
-    require_data(path)
-    _, where, row = next(_file(path, (), "")(), (0, "", None))
+def first_row(source: SourceOptions) -> Row:
+    """Return the first row of a source. Raises `DataUnreadable` and `DataEmpty`."""
+    path = source.path
+    _, where, row = next(rows(source), (0, "", None))
     if row is None:
         raise DataEmpty(f"{path} has no rows", "put one request per line into it")
     if isinstance(row, BadRow):
@@ -84,6 +88,8 @@ def _files(source: SourceOptions) -> list[str]:
         return [path]
     inside = Path(path).rglob("[!.]*") if is_local(path) else ()
     found = sorted(str(file) for file in inside if file.is_file())
+    if is_local(path) and Path(path, "state.json").exists():  # as save_to_disk of `datasets` writes it
+        return [file for file in found if file.endswith(".arrow")]
     divided = source.split != "train" or any(SPLITS.search(os.path.relpath(file, path)) for file in found)
     return found if all(map(data_format, found)) and not divided else []
 
@@ -97,13 +103,13 @@ def _file(path: str, roots: Sequence[str], prefix: str) -> Callable[[], Iterator
         try:
             with contextlib.ExitStack() as stack:
                 file: Any = stack.enter_context(opened(path) if is_remote(path) else pa.OSFile(path))
-                if form == "parquet":
-                    found = _parquet(pq.ParquetFile(file), roots, path)
+                if form in TABLES:
+                    found = _table(file, form, roots, path)
                 else:
                     stream = pa.CompressedInputStream(file, compression) if compression else file
                     found = READERS[form](_decodable(io.BufferedReader(stream, BLOCK), path), path, roots)
                 for place, row in found:
-                    yield number, f"{prefix}{'row' if form in ('parquet', 'json') else 'line'} {place}", row
+                    yield number, f"{prefix}{'row' if form in (*TABLES, 'json') else 'line'} {place}", row
                     number += 1
         except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
             after = f" after row {number}" if number else ""
@@ -198,6 +204,7 @@ def _cells(file: io.BufferedReader, path: str, roots: Sequence[str], separator: 
     semicolons = ";" in first and "," not in first  # as Excel writes them in much of Europe
     reader = csv.reader(itertools.chain([first], lines), delimiter=separator or (";" if semicolons else ","))
     header, place = next(reader, []), 2
+    _require_unique(header, path)
     for cells in reader:
         if len(cells) > len(header):
             problem = f"has {len(cells)} cells, but the header has {len(header)}"
@@ -222,15 +229,53 @@ READERS: dict[str, Callable[[io.BufferedReader, str, Sequence[str]], Found]] = {
 }
 
 
-def _parquet(file: pq.ParquetFile, roots: Sequence[str], path: str) -> Found:
-    """Yield the rows of a Parquet file with the columns that are asked for; with all of them if it lacks one."""
-    names = file.schema_arrow.names
-    chosen = [name for name in names if name in roots] if roots and any(root in names for root in roots) else None
+def _table(file: Any, form: str, roots: Sequence[str], path: str) -> Found:
+    """Yield the rows of a Parquet or Arrow file with the columns that are asked for; with all of them if it lacks one."""
+    if form == "parquet":
+        parquet = pq.ParquetFile(file)
+        names = parquet.schema_arrow.names
+    else:
+        try:
+            arrow = pa.ipc.open_file(file)
+        except pa.ArrowInvalid:  # a stream, as `datasets` saves them
+            file.seek(0)
+            arrow = pa.ipc.open_stream(file)
+        names = arrow.schema.names
+    _require_unique(names, path)
+    asked = [name for name in names if name in roots or TEXTUAL.fullmatch(name)]
+    chosen = asked if any(root in names for root in roots) else names
+    if form == "parquet":
+        batches = parquet.iter_batches(BATCH, columns=chosen)
+    else:
+        each = map(arrow.get_batch, range(arrow.num_record_batches)) if hasattr(arrow, "get_batch") else arrow
+        batches = (batch.select(chosen) for batch in each)
     place = 0
-    for batch in file.iter_batches(BATCH, columns=chosen):
-        for row in batch.to_pylist():
+    for batch in batches:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a key that a map has twice: the last one counts, as in JSON
+            rows = batch.to_pylist(maps_as_pydicts="lossy")
+        for row in rows:
             place += 1
-            yield place, row
+            yield place, as_in_json(row)
+
+
+def as_in_json(row: Row) -> Row:
+    """Return a row of a table as JSON has it: without keys within a cell that are null because other rows have them."""
+    return {name: _without_nulls(value) for name, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list) and isinstance(next((each for each in value if each is not None), None), dict | list):
+        return [_without_nulls(each) for each in value]
+    return value
+
+
+def _require_unique(names: Sequence[str], path: str) -> None:
+    """Raise `DataUnreadable` for two columns of one name, of which only one would be read."""
+    if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
+        raise DataUnreadable(f"{path} has two columns named {shown(twice[0])}", "give every column a name of its own")
 
 
 def _streams(source: SourceOptions) -> list[Callable[[], Iterator[Numbered]]]:
@@ -239,8 +284,8 @@ def _streams(source: SourceOptions) -> list[Callable[[], Iterator[Numbered]]]:
     from datasets.utils.logging import disable_progress_bar, set_verbosity
 
     path = source.path
-    if is_local(path) and Path(path, "state.json").exists():
-        raise DataUnreadable(f"{path} was written by save_to_disk of datasets", "write the dataset with to_parquet")
+    if is_local(path) and Path(path, "dataset_dict.json").exists():
+        raise DataUnreadable(f"{path} holds a dataset for each split", f"give one of them, like {path}/train")
     disable_progress_bar()
     set_verbosity(logging.CRITICAL)  # it logs the errors that it raises
     revision = {} if is_local(path) else {"revision": source.revision}
@@ -248,7 +293,7 @@ def _streams(source: SourceOptions) -> list[Callable[[], Iterator[Numbered]]]:
     def numbered(file: int) -> Iterator[Numbered]:
         try:
             for number, row in enumerate(stream.shard(num_shards=stream.num_shards, index=file)):
-                yield number, f"row {number}", row
+                yield number, f"row {number}", as_in_json(row)
         except Exception as error:  # datasets raises whatever its parsers raise
             raise failure(error) from error
 
@@ -275,8 +320,9 @@ def _shuffled(
 
     def numbered(file: int) -> Iterator[Numbered]:
         for number, where, row in files[file]():
-            held = row if isinstance(row, BadRow) else {name: row[name] for name in roots if name in row} or row
-            yield number + file * FILE, where, held
+            if not isinstance(row, BadRow) and any(name in row for name in roots):
+                row = {name: value for name, value in row.items() if name in roots or TEXTUAL.fullmatch(name)}
+            yield number + file * FILE, where, row
 
     waiting = map(numbered, random.permutation(len(files)).tolist())
     read = list(itertools.islice(waiting, FILES))
