@@ -146,6 +146,20 @@ def _developer_as_system(turns: Sequence[Turn]) -> list[Turn]:
 
 
 @lru_cache(maxsize=32)
+def needs_system_first(template: str) -> bool:
+    """Return whether a chat template refuses a system turn after others: vLLM then joins Anthropic's into the first."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    turns = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    try:
+        sandbox.from_string(template).render(messages=turns, add_generation_prompt=False)
+    except Exception:  # templates raise jinja's errors and those of whatever they call
+        return True
+    return False
+
+
+@lru_cache(maxsize=32)
 def _reads_parts(template: str) -> bool:
     """Return whether a template goes through the parts of a content: it then gets parts, of a text as well."""
     from jinja2 import Environment, TemplateError, nodes

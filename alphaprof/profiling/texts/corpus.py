@@ -39,6 +39,7 @@ from alphaprof.profiling.texts.cells import (
     text_in,
 )
 from alphaprof.profiling.texts.chat import (
+    needs_system_first,
     render_chat,
     template_of,
     text_of,
@@ -344,7 +345,7 @@ def encode(
     if source.messages is None and not source.chat:
         text = render(str(source.prompt), row)
         return NOTHING if _blank(text) else _encoded(tokenizer, text, True), None, None
-    chat = chat_of(source, row, template_of(tokenizer, None) if tokenizer.chat_template else "")
+    chat = chat_of(source, row, bool(tokenizer.chat_template) and needs_system_first(template_of(tokenizer, None)))
     if not chat.turns or (_blank(text_of(chat.turns[-1].get("content"))) and chat.turns[-1]["role"] != "tool"):
         return NOTHING, NOTHING if answered else None, chat
     if not tokenizer.chat_template:

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import ColumnMissing, cut, shown
@@ -81,8 +80,8 @@ def roots_of(source: SourceOptions, answers: str | None = None) -> list[str]:
     return sorted({root for name in names for root in (name, name.partition(".")[0])})
 
 
-def chat_of(source: SourceOptions, row: Row, template: str = "") -> Chat:
-    """Return the chat of a row, with the variables of the source and its own. `template`: the chat template."""
+def chat_of(source: SourceOptions, row: Row, system_first: bool = False) -> Chat:
+    """Return the chat of a row, with the variables of the source and its own. `system_first`: see `chat_of_request`."""
     system = render(source.system, row, optional=True) if source.system is not None else ""
     first = [{"role": "system", "content": system}] if system.strip() else []
     if source.messages is None:
@@ -90,7 +89,7 @@ def chat_of(source: SourceOptions, row: Row, template: str = "") -> Chat:
         return Chat([*first, said], variables=source.chat_options)
     value, beside = cell_and_beside(row, source.messages)
     name = source.messages.rpartition(".")[2] if source.messages.rpartition(".")[2] in beside else source.messages
-    chat = named(source.messages, lambda value: chat_of_request(value, name, beside, template, not first), value)
+    chat = named(source.messages, lambda value: chat_of_request(value, name, beside, system_first, not first), value)
     own = decoded(cell_if_any(row, source.chat_template_kwargs))
     if not isinstance(own, Mapping | None):
         raise BadRow(f"{source.chat_template_kwargs} holds no object", "write {name: value}", ColumnMissing)
@@ -103,10 +102,12 @@ def chat_of(source: SourceOptions, row: Row, template: str = "") -> Chat:
     )
 
 
-def chat_of_request(value: Any, name: str, beside: Mapping[str, Any], template: str = "", with_system: bool = True) -> Chat:
+def chat_of_request(
+    value: Any, name: str, beside: Mapping[str, Any], system_first: bool = False, with_system: bool = True
+) -> Chat:
     """Return the chat of a request's body, or of turns that stand under `name` with `beside`: in a body, or in a row.
-    `template`: the chat template, by which vLLM decides about system turns within Anthropic's messages; `with_system`:
-    whether what stands beside the turns may speak first.
+    `system_first`: the chat template refuses system turns within a chat, so that vLLM joins Anthropic's into the first;
+    `with_system`: whether what stands beside the turns may speak first.
 
     Raises `BadRow` for what holds no turns, or a turn that would not be read, and `LeftOut` for images and the like.
     """
@@ -122,7 +123,7 @@ def chat_of_request(value: Any, name: str, beside: Mapping[str, Any], template: 
     key = next((key for key in SYSTEM[form] if with_system and beside.get(key)), "")
     system, turns = _joined(beside.get(key)), [_readable(turn, form) for turn in CONVERTERS[form](found)]
     inside_turns = [turn for turn in turns if turn["role"] == "system"] if form == "anthropic" else []
-    if inside_turns and template and _system_first(template):
+    if inside_turns and system_first:
         system = "".join([system, *(_joined(turn.get("content")) for turn in inside_turns)])
         turns = [turn for turn in turns if turn["role"] != "system"]
     first = {"role": "system", "content": system}
@@ -456,20 +457,6 @@ def _unused(beside: Mapping[str, Any], known: set[str], turns: Sequence[Turn]) -
         if key not in used and TEXTUAL.fullmatch(key) and _says(value) and not told:
             yield key
     yield from (f"{key} of turns" for turn in turns for key in ("thinking", "function_call", "text") if turn.get(key))
-
-
-@lru_cache(maxsize=32)
-def _system_first(template: str) -> bool:
-    """Return whether a chat template refuses a system turn after others: vLLM then joins Anthropic's into the first."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    turns = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    try:
-        sandbox.from_string(template).render(messages=turns, add_generation_prompt=False)
-    except Exception:  # templates raise jinja's errors and those of whatever they call
-        return True
-    return False
 
 
 def set_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
