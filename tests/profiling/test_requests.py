@@ -255,13 +255,8 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     assert texts(corpus({"path": str(tmp_path / "a.csv")})) == ["a"]
 
 
-def ordered(found: dict[str, Any]) -> dict[str, Any]:
-    """The same with keys in one order for all rows, as the columns of a table have."""
-    return dict(sorted(found.items()))
-
-
 VALUES = st.sampled_from(["a", "b c", "", "\u00fc"]) | st.none()
-ARGUMENTS = st.fixed_dictionaries({}, optional={"city": st.sampled_from(["x", "y"]), "day": st.integers(0, 9)}).map(ordered)
+ARGUMENTS = st.fixed_dictionaries({}, optional={"city": st.sampled_from(["x", "y"]), "day": st.integers(0, 9)})
 FUNCTIONS = st.builds(
     lambda arguments: [{"type": "function", "function": {"name": "look", "arguments": arguments}}], ARGUMENTS
 )
@@ -273,7 +268,7 @@ TURNS = st.one_of(
 )
 PROPERTIES = st.fixed_dictionaries(
     {}, optional={name: st.just({"type": kind}) for name, kind in (("city", "string"), ("day", "integer"))}
-).map(ordered)
+)
 DECLARED = st.builds(
     lambda properties: [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}],
     PROPERTIES,
@@ -304,7 +299,7 @@ def test_the_same_rows_give_the_same_prompts_in_every_format(tmp_path: Path, row
         with new(str(tmp_path / name), table.schema) as sink:
             sink.write_table(table)
     words = tokenizer()
-    words.chat_template = SHOWING
+    words.chat_template = SHOWING.replace("tojson", "tojson(sort_keys=true)")  # a table has keys in one order for all rows
     found = []
     for name in ("rows.jsonl", "rows.jsonl.gz", "rows.parquet", "rows.arrow", "stream.arrow"):
         try:
