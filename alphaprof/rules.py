@@ -28,9 +28,6 @@ NOT_MODELLED = {  # and why not
     "(vLLM): they follow another text than the one that was measured",
     "lenience": "with probability min(1, p(d)/(l q(d))) (Leviathan et al.): its alpha, sum min(p/l, q), is not in the log",
 }
-REMOVED = {
-    "multi_draft": "use tree:WIDTH, which keeps a token that is among the draft's WIDTH likeliest"
-}  # and what to do instead
 DEFAULT_RULES = ("strict", "lossless", "one_hot")  # others only if a profile or a report names them
 
 
@@ -319,8 +316,6 @@ def rules_of(ids: Iterable[str]) -> list[BoundRule]:
 def _bound(name: str, given: object) -> BoundRule:
     if name in NOT_MODELLED:
         raise ValueError(f"rule {name!r} is not supported; {_known_rules()}")
-    if gone := [old for old in REMOVED if name == old or name.startswith(f"{old}_")]:
-        raise ValueError(f"rule {gone[0]} was removed: {REMOVED[gone[0]]}")
     if name not in RULES:
         near = difflib.get_close_matches(name.lower().replace("-", "_"), RULES, n=1)
         raise ValueError(f"unknown rule {shown(name)}{f' (did you mean {near[0]}?)' if near else ''}; {_known_rules()}")

@@ -13,7 +13,6 @@ from typer import Exit, Option, Typer
 
 from alphaprof.cli import answering, exchange, measuring, tools
 from alphaprof.cli.common import one_line, print_notes
-from alphaprof.cli.removed import require_kept
 from alphaprof.errors import AlphaprofError, DiskFull, require_utf8
 from alphaprof.version import __version__
 
@@ -61,7 +60,6 @@ def main() -> None:
 
 def _run_command() -> None:
     """Run the command, then flush standard output. Raises disk errors as `DiskFull`."""
-    require_kept(sys.argv[1:])
     for argument in sys.argv[1:]:
         require_utf8(argument)
     try:

@@ -16,8 +16,6 @@ from pydantic_core import ErrorDetails
 
 from alphaprof.config.options import (
     DRAFTS,
-    REMOVED,
-    REMOVED_KINDS,
     STORED,
     UNKNOWN_KEY,
     ContinuationOptions,
@@ -106,9 +104,8 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     tree = stored.model_dump(mode="json")
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "costs.", "hybrids.")):
-            hint = REMOVED.get(override.partition(".")[0], "to change other options, profile again")
             problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, costs.* and hybrids.*"
-            raise ProfileInvalid(problem, hint)
+            raise ProfileInvalid(problem, "to change other options, profile again")
         apply_override(tree, override)
     options = validate(tree, SET)
     if isinstance(options.costs, MeasuredCosts) and options.costs != stored.costs:
@@ -229,8 +226,6 @@ def _problem(error: Any, place: str) -> str:
         for name, value in error.get("ctx", {}).items()
     }
     words = WORDS.get(error["type"])
-    if error["type"] == "union_tag_invalid" and error["ctx"]["tag"] in REMOVED_KINDS:
-        words = "{discriminator} {tag} was removed"
     text = words.format(given=shown(error["input"]), **context) if words else error["msg"].removeprefix("Value error, ")
     return text if place == WHOLE else f"{cut(place, VALUE)}: {text}"
 
@@ -264,8 +259,6 @@ def _advice(error: Any, place: str, origin: str) -> str:
         return f"add kind: {' or '.join(get_args(each.model_fields['kind'].annotation)[0] for each in choices)}"
     if kind == "union_tag_invalid":
         tag, known = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "").split(", ")
-        if tag in REMOVED_KINDS:
-            return REMOVED_KINDS[tag]
         near = difflib.get_close_matches(OFTEN_CALLED.get(tag, tag), known, n=1)
         return f"did you mean {near[0]}?" if near else "use one of them"
     if kind in ("model_type", "model_attributes_type", "dict_type"):

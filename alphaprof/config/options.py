@@ -30,30 +30,10 @@ from alphaprof.errors import shown
 from alphaprof.rules import GAMMA_LIMIT, MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
-NO_POOLS = "remove it: a report assigns no servers, but says on which domains alone the draft is faster than on all of them"
-AS_MEANT = "leave it out: files are read as they mean it; export and the wiring check name what engines read otherwise"
-IN_PRESETS = (
-    "leave it out: preset: sglang-h200 has all constants of a roofline; measure step times for your own (docs/costs.md)"
-)
 CONSTANTS = (  # of rooflines
     *("memory_efficiency", "compute_efficiency", "all_reduce_ms", "expert_reuse"),
     *("draft_overhead_ms", "layer_overhead_us", "expert_layer_overhead_us", "round_overhead_ms"),
 )
-# Keys that were there, and what to do instead.
-REMOVED: dict[str, str] = {
-    "min_route_gain": NO_POOLS,
-    "route": NO_POOLS,
-    "serve_as": AS_MEANT,
-    "mode": "leave it out: all steps are eager; write source: vllm for those of an engine with CUDA graphs",
-    "time": "remove it: profile two periods as two runs, train on the first and profile the head on the second",
-    # At the top of a profile, in continuations, in rooflines and in execution.
-    "engine": "write vllm: {python: ...} at the top, writer: vllm in a continuation, preset: sglang-h200 in costs, and "
-    "workers: N in execution",
-    **dict.fromkeys(CONSTANTS, IN_PRESETS),
-}
-REMOVED_KINDS = {  # kinds of drafts that were removed, and what to use instead
-    "medusa": "use an EAGLE head (kind: eagle3) or the target's MTP modules (kind: mtp): vLLM 0.33 removed Medusa"
-}
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 STORED = "stored"  # the context in which options are validated that are those of a run: contradictions were looked for
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -89,7 +69,7 @@ class Options(BaseModel):
         if odd := [name for name in given if name not in cls.model_fields]:
             near = difflib.get_close_matches(str(odd[0]), cls.model_fields, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"remove it; known here: {', '.join(sorted(cls.model_fields))}"
-            hint = {**REMOVED, **cls.hints}.get(str(odd[0]), hint)
+            hint = cls.hints.get(str(odd[0]), hint)
             raise PydanticCustomError(UNKNOWN_KEY, "unknown key {key}", {"key": str(odd[0]), "hint": hint})
         return given
 

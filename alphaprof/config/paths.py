@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
-from alphaprof.errors import OptionInvalid, require_utf8
+from alphaprof.errors import require_utf8
 
 SCHEMES = ("s3", "gs", "abfs")  # of object stores
-REMOVED_SCHEMES = {  # and what to do instead
-    "az": "write abfs://CONTAINER/FOLDER, and set AZURE_STORAGE_ACCOUNT_NAME (docs/scale.md)",
-}
 FORMATS = {  # of data files, by suffix
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -35,9 +31,8 @@ def data_format(path: str) -> tuple[str, str | None] | None:
 
 def resolve(reference: str, folder: Path) -> str:
     """Return a model or dataset reference, with a local path made absolute (from `folder`). A hub id, or a file in an
-    object store, is returned unchanged. Raises `OptionInvalid` for a path that is not UTF-8 or whose scheme was removed.
+    object store, is returned unchanged. Raises `OptionInvalid` for a path that is not UTF-8.
     """
-    require_kept_scheme(reference)
     if is_remote(reference):
         return reference
     path = Path(os.path.expanduser(reference))
@@ -49,13 +44,6 @@ def resolve(reference: str, folder: Path) -> str:
     absolute = str(local.parent.resolve() / local.name)
     require_utf8(absolute)
     return absolute
-
-
-def require_kept_scheme(text: str) -> None:
-    """Raise `OptionInvalid` for text that holds an address of a scheme that was removed, with what to do instead."""
-    for scheme, instead in REMOVED_SCHEMES.items():
-        if re.search(rf"\b{scheme}://", text, re.IGNORECASE):
-            raise OptionInvalid(f"{scheme}:// was removed", instead)
 
 
 def is_remote(where: str) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
-from alphaprof.config.paths import SCHEMES, require_kept_scheme
+from alphaprof.config.paths import SCHEMES
 from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, RunExists, RunUnreadable, require_utf8, shown
 
 Content: TypeAlias = bytes | memoryview | pa.Buffer
@@ -596,7 +596,7 @@ def _filesystem(scheme: str, allow_delayed_open: bool = True) -> Any:
 # Addresses.
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}|az):/(?!/)")  # what pathlib makes of a URI
+COLLAPSED = re.compile(rf"({'|'.join(SCHEMES)}):/(?!/)")  # what pathlib makes of a URI
 BUCKET, FOLDERS = r"[A-Za-z0-9][A-Za-z0-9._-]*", r"[\w.=+@!()'-]+(?:/[\w.=+@!()'-]+)*"
 REMOTE = re.compile(rf"(?!.*/\.\.?(?:/|$))(?i:({'|'.join(SCHEMES)}))://({BUCKET})(?:/({FOLDERS}))?/*", re.ASCII)
 
@@ -612,7 +612,6 @@ def storage_of(where: str | Path) -> Storage:
         text = COLLAPSED.sub(r"\1://", text, count=1)
     if URI.match(text) is None:
         return LocalStorage(Path(where))
-    require_kept_scheme(text)
     match = REMOTE.fullmatch(text)
     if match is None:  # it may hold a key: nothing of it is repeated
         raise OptionInvalid(

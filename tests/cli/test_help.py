@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.cli.common import ASKED, HOW, OUTPUT, PANELS
-from alphaprof.cli.removed import REMOVED
 from tests.cli import test_docs_commands as pages
 from tests.commands import test_import_sglang as sglang
 
@@ -123,7 +122,7 @@ def test_every_option_that_a_text_names_is_one_of_the_command_that_it_is_about()
             command = command.commands[word]
         for word in words:
             options.setdefault(word, {"--help"}).update(name for each in command.params for name in each.opts)
-    every, seen = {"--version", *(word for name in REMOVED for word in name.split())}.union(*options.values()), 0
+    every, seen = {"--version"}.union(*options.values()), 0
     exports = {
         *(ROOT / "alphaprof/commands/export").glob("*.py"),
         ROOT / "alphaprof/config/engines.py",

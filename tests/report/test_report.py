@@ -292,7 +292,7 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"route": {"by": "domain"}}, "the profile of the run: unknown key route"),
-        ({"drafts": {"small": {"kind": "medusa", "model": "m"}}}, "drafts.small: kind medusa was removed"),
+        ({"drafts": {"small": {"kind": "medusa", "model": "m"}}}, "drafts.small: unknown kind medusa"),
         ({"costs": {"source": "elsewhere"}}, "costs: unknown source elsewhere"),
     ],
 )

@@ -276,14 +276,6 @@ def test_an_address_that_is_none_says_what_one_looks_like(address: str | Path) -
     assert "sesame" not in f"{caught.value.message} {caught.value.hint}"
 
 
-@pytest.mark.parametrize("address", ["az://b/run", Path("az://sesame@bucket/run")])
-def test_an_address_of_0_2_says_what_to_write_instead(address: str | Path) -> None:
-    with pytest.raises(OptionInvalid, match="az:// was removed") as caught:
-        storage_of(address)
-    assert "abfs://CONTAINER/FOLDER" in caught.value.hint
-    assert "sesame" not in f"{caught.value.message} {caught.value.hint}"
-
-
 # Object stores: a server that is not ours, and a gate before it that counts, and fails when it is told to.
 
 
