@@ -118,7 +118,7 @@ ERRORS: list[tuple[str, int, str, str]] = [
         "report run --set costs.source=roofline --set costs.accelerator=h200 --set costs.layer_overhead_us=40",
         2,
         "unknown key costs.layer_overhead_us",
-        "remove it; known here",
+        "did you mean overhead_ms?",
     ),
     ("report run --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", ""),
     (
