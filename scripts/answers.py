@@ -47,7 +47,6 @@ export two:small --to dynamo
 profile nothing.yaml --out x
 import nothing --rule strict --out x
 validate nothing.yaml
-latency nothing.yaml
 """
 FORMS = ("terminal", "md", "json")
 VARIES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.+]+Z?")  # times

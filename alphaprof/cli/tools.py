@@ -1,4 +1,4 @@
-"""The commands beside a run: step times of this machine, the formulas, what alphaprof declares, and `runs`. Heavy imports
+"""The commands beside a run: speculative decoding itself, the formulas, what alphaprof declares, and `runs`. Heavy imports
 stay inside them.
 """
 
@@ -16,8 +16,6 @@ from alphaprof.cli.common import (
     ProfileFile,
     Undecided,
     command,
-    files,
-    formats,
     how,
     output,
     print_text,
@@ -27,26 +25,6 @@ from alphaprof.cli.common import (
 from alphaprof.cli.measuring import loaded_profile, require_references, working
 
 group = Typer()
-LatencyFormat = Annotated[Literal["terminal", "json", "md", "html", "csv"] | None, formats("csv")]
-LatencyFiles = Annotated[list[Path] | None, files("csv", about=", .csv (what costs.path reads)")]
-
-
-@command(group, "alphaprof latency my.yaml --out h100.csv")
-def latency(
-    profile_file: ProfileFile,
-    form: LatencyFormat = None,
-    out: LatencyFiles = None,
-    overrides: ProfileChanges = None,
-) -> None:
-    """Time target and draft steps on this machine, by batch size and context. No text is profiled."""
-    options = loaded_profile(profile_file, overrides)
-    require_references(options)
-    with run_directory(None) as folder, working(None) as progress:
-        from alphaprof.commands.latency import Latency
-        from alphaprof.profiling.profile import time_steps
-
-        answer = Latency.of(time_steps(options, folder, progress))
-    show(answer, form, out)
 
 
 @command(

@@ -461,8 +461,8 @@ class TableCosts(Options):
 
     source: Literal["table"]
     path: str = Field(min_length=1, description="CSV or JSON with step times (docs/costs.md); relative to the profile")
-    overhead_ms: Milliseconds | None = Field(
-        None, description="added to every target step: sampling, scheduling; required if the table excludes them (vLLM)"
+    overhead_ms: Milliseconds = Field(
+        0.0, description="added to every target step: sampling and scheduling, where the table leaves them out"
     )
 
 

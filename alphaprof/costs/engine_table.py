@@ -1,13 +1,7 @@
-"""Step times that an engine was measured with: a CSV or JSON table, what `vllm bench iterations` writes, or those of a run.
+"""Step times that an engine was measured with: a CSV or JSON table, or those of a run.
 
 A table has the columns of `COLUMNS`. A JSON file is a list of such rows, an object with the list under `results`, or a list
-of both; so a file of rows and several files of vLLM can be joined into one.
-
-vLLM: the entries are those of vllm/benchmarks/iterations.py in its two versions that were found (the time under
-`latency_per_iter_ms`, or under `server_latency_per_iter_ms`): mode, context_len, input_len, batch_size. Nothing in them is
-called verification. A prefill of 2 to `MOST_VERIFIED` tokens onto a context is a step over several tokens, which is what
-verification is. The entries do not name their model: `model` beside them or beside `results` is ours, and without it they
-are the target's. No format of a `vllm bench forward` was found, and none is read.
+of both, so that several files can be joined into one.
 """
 
 from __future__ import annotations
@@ -18,9 +12,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from alphaprof.costs.steps import TARGET, StepRow
 from alphaprof.costs.timing import FREE_STEPS
@@ -28,7 +22,6 @@ from alphaprof.errors import CostsUnreadable, RunUnreadable, cut, shown
 from alphaprof.run.reader import Run
 
 NGRAM = "ngram"  # what engines call drafting from what stood there before
-MOST_VERIFIED = 64  # a longer prefill onto a context is a part of a prompt, not drafts
 # What a model of each kind does, its usual step first.
 STEPS_OF = {
     "target": ("decode", "verify", "prefill", "bookkeeping"),
@@ -61,17 +54,6 @@ class TableRow(BaseModel):
     waiting: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
-class VllmEntry(BaseModel):
-    """An entry of `vllm bench iterations`."""
-
-    model: str = TARGET
-    mode: Literal["prefill", "decode"]
-    context_len: Whole
-    batch_size: Whole = Field(gt=0)
-    input_len: Whole = 0
-    ms: Time = Field(gt=0, validation_alias=AliasChoices("server_latency_per_iter_ms", "latency_per_iter_ms"))
-
-
 COLUMNS = tuple(TableRow.model_fields)
 
 
@@ -83,15 +65,14 @@ class EngineTable(NamedTuple):
 
 
 def read_engine_table(
-    path: Path, drafts: Sequence[str], lookups: Sequence[str], overhead_ms: float | None, heads: Sequence[str] = ()
+    path: Path, drafts: Sequence[str], lookups: Sequence[str], overhead_ms: float, heads: Sequence[str] = ()
 ) -> EngineTable:
     """Return the rows of a file, or of the directory of a run that timed its steps. `drafts`: names of drafts that run a
     model; `lookups`: of those that search the text; `heads`: of `drafts`, those whose first step of a round is one of its
     own. A head's draft step over several tokens is such a one.
 
     Rows of NGRAM are those of every one of `lookups` that has none of its own. `overhead_ms` (sampling, scheduling) is added
-    to every decode and verify step of the target, never to steps of drafts; None: 0, but refused where the file has entries
-    of vLLM. Raises `CostsUnreadable`.
+    to every decode and verify step of the target, never to steps of drafts. Raises `CostsUnreadable`.
     """
     kinds = {TARGET: "target"} | dict.fromkeys(drafts, "draft") | dict.fromkeys(lookups, "lookup")
     kinds |= dict.fromkeys(heads, "head") | ({NGRAM: "lookup"} if lookups else {})
@@ -102,17 +83,10 @@ def read_engine_table(
             others[model] = None
             continue
         try:
-            if "mode" in cells:
-                row = _vllm_row(VllmEntry.model_validate(cells), kinds)
-            else:
-                row = _step_row(TableRow.model_validate(cells), kinds)
+            row = _step_row(TableRow.model_validate(cells), kinds)
         except ValueError as error:  # ValidationError is one
             hint = f"use the columns {', '.join(COLUMNS)}; write numbers like 12.5, without units"
             raise CostsUnreadable(f"{where}: {_row_problem(error)}", hint) from None
-        if "mode" in cells and overhead_ms is None:
-            problem = "times of vLLM's bench need overhead_ms, since forward times leave out sampling and the CPU's work"
-            hint = "set costs.overhead_ms to the rest of a step's time (0: these times include it)"
-            raise CostsUnreadable(f"{where}: {problem}", hint)
         other = rows.setdefault((row.model, row.step, row.tokens, row.batch, row.context), row)
         if other.ms != row.ms:
             problem = f"this step takes {row.ms:g} ms, but {other.ms:g} ms in another row"
@@ -124,7 +98,7 @@ def read_engine_table(
     shared = [
         replace(row, model=name) for name in lookups if name not in timed for row in rows.values() if row.model == NGRAM
     ]
-    return EngineTable(tuple(_slower(row, overhead_ms or 0.0) for row in [*rows.values(), *shared]), tuple(others))
+    return EngineTable(tuple(_slower(row, overhead_ms) for row in [*rows.values(), *shared]), tuple(others))
 
 
 def _row_problem(error: ValueError) -> str:
@@ -162,19 +136,6 @@ def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
     return StepRow(*place, row.ms, row.relative_error, row.rounds, waiting=row.waiting)
 
 
-def _vllm_row(entry: VllmEntry, kinds: Mapping[str, str]) -> StepRow:
-    kind = kinds[entry.model]
-    if kind == "lookup":
-        raise ValueError(f"{entry.model} searches the text and runs no model: give its time as a row with model and ms")
-    if not (tokens := 1 if entry.mode == "decode" else entry.input_len):
-        raise ValueError("input_len is missing")
-    most = 2 if kind == "draft" else MOST_VERIFIED  # a draft model catches up on one token after it drafted all
-    several = {"target": "verify", "draft": "draft", "head": "draft_first"}[kind]
-    one = STEPS_OF[kind][0]
-    step = one if entry.mode == "decode" else several if entry.context_len > 0 and 2 <= tokens <= most else "prefill"
-    return StepRow(entry.model, step, tokens, entry.batch_size, entry.context_len, entry.ms)
-
-
 def _of_run(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a run's own step times, as a table has them."""
     hint = "name a run that timed its steps, or a CSV or JSON file of step times"
@@ -196,7 +157,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".json":
-            rows = [(f"{path}, row {number}", cells) for number, cells in enumerate(_flat(json.loads(text), {}), 1)]
+            rows = [(f"{path}, row {number}", cells) for number, cells in enumerate(_flat(json.loads(text)), 1)]
         else:
             reader = csv.DictReader(io.StringIO(text), skipinitialspace=True, restkey="beyond the header")
             reader.fieldnames = names = [name.strip() for name in reader.fieldnames or ()]
@@ -211,15 +172,12 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, {key: cell for key, cell in stripped.items() if cell not in ("", None)}
 
 
-def _flat(content: Any, shared: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a list, or under `results`, however they are nested; a `model` beside `results` is that of its
-    rows.
-    """
+def _flat(content: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a list, or under `results`, however they are nested."""
     if isinstance(content, list):
         for each in content:
-            yield from _flat(each, shared)
+            yield from _flat(each)
     elif isinstance(content, dict) and "results" in content:
-        own = {"model": content["model"]} if "model" in content else {}
-        yield from _flat(content["results"], {**shared, **own})
+        yield from _flat(content["results"])
     else:
-        yield {**shared, **(content if isinstance(content, dict) else {"row": content})}
+        yield content if isinstance(content, dict) else {"row": content}

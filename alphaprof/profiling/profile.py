@@ -38,7 +38,7 @@ from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
-from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, StepsNotTimed
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch
 from alphaprof.profiling.engine.client import TRIED, engine_environment, vllm_version
 from alphaprof.profiling.engine.steps import no_method, time_engines
 from alphaprof.profiling.engine.texts import TextWriter, check_engine
@@ -764,21 +764,3 @@ def time_steps_of(plan: Plan, costs: MeasuredCosts, progress: Progress) -> None:
         text = first_prompts(plan.run)
         models = Models(plan.options, Staged(plan.run), progress, plan)
         write_times(plan.run, time_models(models, plan.run.manifest, text, costs, progress))
-
-
-def time_steps(options: ProfileOptions, out: Path, progress: Progress) -> Run:
-    """Return a run in the new directory `out` with step times and nothing else. Raises the errors of `errors.py`, among them
-    `StepsNotTimed` if a model's steps cannot be timed.
-    """
-    options = with_costs(options, progress.say)
-    costs = options.costs
-    if not isinstance(costs, MeasuredCosts):
-        hint = "add --set costs.source=vllm, or costs.source=measured (by transformers, eager on a GPU)"
-        raise ProfileInvalid(f"costs.source is {costs.source}: there is nothing to time", hint)
-    with in_memory(), RunWriter.opened(out) as run:
-        models = begun(options, run, progress)
-        write_times(run, time_models(models, run.manifest, first_prompts(run), costs, progress))
-    if run.latency() is None:
-        warning = run.manifest.warnings[-1]
-        raise StepsNotTimed(warning["message"], warning["remedy"])
-    return run

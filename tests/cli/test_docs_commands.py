@@ -60,7 +60,7 @@ RUNS = {
     "runs/new": dataclasses.replace(GREEDY, seed=1),
     "runs/old": dataclasses.replace(GREEDY, seed=1),
 }
-WITH_MODELS = ("profile", "latency", "validate", "train")
+WITH_MODELS = ("profile", "validate", "train")
 FOREIGN = ("vllm", "jq", "llama-server", "env", "docker")  # other people's commands
 USAGE = typer.BadParameter.__bases__[0]  # the parser's own error: typer brings its own click
 NAMES = {"predict.md": {"config": LLAMA}}  # what python blocks find

@@ -14,11 +14,9 @@ from alphaprof.cli.app import app
 from alphaprof.commands.doctor import Doctor
 from alphaprof.commands.dry_run import DryRun, Finding
 from alphaprof.commands.first_look import Counters
-from alphaprof.commands.latency import Latency
 from alphaprof.render.answer import Answer, answer_text
 from alphaprof.render.blocks import Table
 from alphaprof.servers.pages import CountedRounds, ServerTraffic
-from tests.report.test_report_costs import timed
 from tests.reporting import HOSTILE
 from tests.synthetic import Recipe, write_run
 
@@ -29,7 +27,6 @@ CHECKS = (
     Finding("data", "run", "problem", f"/{'very/long/' * 20}path", "take another"),
 )
 ANSWERS: dict[str, Callable[[Path], Answer]] = {
-    "latency": lambda path: Latency.of(timed(path / "run")),
     "counters": lambda _: Counters(
         "0",
         "vLLM",

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from alphaprof.commands.check import checked
 from alphaprof.commands.compare.comparison import compare
-from alphaprof.commands.latency import Latency
 from alphaprof.commands.predict import acceptance_of, build_prediction
 from alphaprof.errors import RunUnreadable
 from alphaprof.render import format as fmt
@@ -35,7 +34,6 @@ from tests.commands.test_check import RECIPE as CHECKED
 from tests.commands.test_compare import RECIPE as COMPARED
 from tests.commands.test_validate import compared
 from tests.conftest import Runner
-from tests.report.test_report_costs import timed
 from tests.reporting import as_first_screen, as_terminal, changed, reported
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -237,7 +235,6 @@ ANSWERS: dict[str, Callable[[Path], Answer]] = {
     "report": lambda path: ReportAnswer(everything(path), NAMES),
     "check": of_check,
     "compare": of_two,
-    "latency": lambda path: Latency.of(timed(path / "run")),
     "predict": lambda path: build_prediction(acceptance_of(0.8), RoundCost(0.1, 1.03, 0.0), (1, 2, 3)),
     "validate": lambda path: compared(path, 1.02),
     "lossy": lambda path: compared(path, rule="additive_0p1"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
+import io
 import itertools
 import math
 import re
@@ -18,11 +20,11 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.check import checked
-from alphaprof.commands.latency import Latency
 from alphaprof.config.hardware import PRESETS
 from alphaprof.config.load import changed_question
 from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import open_costs, roofline_ms
+from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
@@ -362,6 +364,16 @@ def test_a_draft_that_was_timed_at_some_batches_only(tmp_path: Path) -> None:
 # --- other sources ---
 
 
+def times_csv(run: Run) -> str:
+    """The step times of a run as the table that `costs.path` reads."""
+    waiting, text = run.manifest.environment.get("timing_waiting") or 0.0, io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in run.latency().to_pylist():
+        writer.writerow(row | {"ms": row["median_ms"], "rounds": " ".join(map(str, row["rounds_ms"])), "waiting": waiting})
+    return text.getvalue()
+
+
 def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, latency=False))
     altered(run, config=run.manifest.config | {"costs": {"source": "none"}})
@@ -374,7 +386,7 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     assert "--set costs.source=table" in warning.remedy
     assert warning.message in " ".join(as_terminal(plain).split())
     path = tmp_path / "own.csv"
-    path.write_text(Latency.of(timed(tmp_path / "timed")).csv())
+    path.write_text(times_csv(timed(tmp_path / "timed")))
     config = changed_question(run.manifest.config, ["costs.source=table", f"costs.path={path}"])
     later = build_report(run, config=config)
     assert later.times is not None
@@ -385,9 +397,9 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
 
 
 def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, report: RunReport, tmp_path: Path) -> None:
-    """What `alphaprof latency --format csv` writes is what `costs.path` reads."""
+    """A CSV of a run's own step times is a table that `costs.path` reads."""
     path = tmp_path / "h100.csv"
-    path.write_text(Latency.of(run).csv())
+    path.write_text(times_csv(run))
     found = CliRunner().invoke(
         app, ["report", str(run.path), "--format", "json", "--set", "costs.source=table", "--set", f"costs.path={path}"]
     )
@@ -412,11 +424,11 @@ def test_notes_on_local_timing_stay_with_the_times_they_are_about(tmp_path: Path
     told = tuple({"code": code, "message": "on this machine", "remedy": "idle machine"} for code in sorted(local))
     other = {"code": "raw_prompts", "message": "no template", "remedy": "set chat"}
     altered(run, warnings=(*told, other))
-    csv = tmp_path / "h100.csv"
-    csv.write_text(Latency.of(run).csv())
+    path = tmp_path / "h100.csv"
+    path.write_text(times_csv(run))
     config = run.manifest.config
     own = build_report(run)
-    table = build_report(run, config=changed_question(config, ["costs.source=table", f"costs.path={csv}"]))
+    table = build_report(run, config=changed_question(config, ["costs.source=table", f"costs.path={path}"]))
     computed = build_report(run, config=changed_question(config, ["costs.source=roofline", "costs.accelerator=h100-sxm"]))
     untimed = build_report(run, config=changed_question(config, ["costs.source=none"]))
     assert local | {"slow_baseline", "raw_prompts"} <= codes(own)
@@ -508,7 +520,7 @@ def test_a_roofline_needs_shapes(run: Run) -> None:
 
 
 def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
-    """Rounds and waiting go with the times: a report by the CSV of `alphaprof latency` has the run's own intervals."""
+    """Rounds and waiting go with the times: a report by a CSV of them has the run's own intervals."""
     rng, noisy = np.random.default_rng(3), rows(batches=(1,))
     for row in noisy:
         row["rounds_ms"] = (row["median_ms"] * np.exp(0.1 * rng.standard_normal(9))).tolist()
@@ -520,10 +532,10 @@ def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
     run = timed(tmp_path / "run", noisy, concurrency=[1])
     environment = run.manifest.environment | Environment(timing_waiting=0.3)
     altered(run, environment=environment)
-    own, csv = build_report(run), tmp_path / "times.csv"
-    csv.write_text(Latency.of(run).csv())
+    own, path = build_report(run), tmp_path / "times.csv"
+    path.write_text(times_csv(run))
     table = build_report(
-        run, config=run.manifest.config | {"costs": {"source": "table", "path": str(csv), "overhead_ms": None}}
+        run, config=run.manifest.config | {"costs": {"source": "table", "path": str(path), "overhead_ms": 0.0}}
     )
     assert table.answer.speedup == own.answer.speedup
     assert [(item.answer.speedup, item.by_gamma) for item in table.drafts] == [
@@ -533,8 +545,8 @@ def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
         [gamma.speedup for gamma in result.gammas] for result in own.results
     ]
     bare = tmp_path / "bare.csv"
-    bare.write_text("\n".join(",".join(line.split(",")[:6]) for line in csv.read_text().splitlines()))
+    bare.write_text("\n".join(",".join(line.split(",")[:6]) for line in path.read_text().splitlines()))
     blind = build_report(
-        run, config=run.manifest.config | {"costs": {"source": "table", "path": str(bare), "overhead_ms": None}}
+        run, config=run.manifest.config | {"costs": {"source": "table", "path": str(bare), "overhead_ms": 0.0}}
     )
     assert blind.answer.speedup.low > own.answer.speedup.low

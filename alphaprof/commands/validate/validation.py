@@ -218,7 +218,7 @@ def next_step(validation: Validation) -> str:
         here = "this engine on this machine" if validation.in_engine else "alphaprof's loop here, not for an engine"
         return f"run alphaprof profile and report: their speedups hold for {here}"
     if validation.outcome == "outside":
-        return "see the table of round times, or time the steps again with alphaprof latency"
+        return "see the table of round times, or repeat on an idle machine with more --repeats"
     if validation.repeats < 2:
         return "one repeat does not show variation: use --repeats 3"
     if 2 * sum(cell.documents < 2 for cell in validation.cells) >= len(validation.cells):

@@ -1,10 +1,7 @@
-"""`alphaprof latency`, and profiles whose step times come from elsewhere, on tiny models."""
+"""Profiles that time no steps, or whose step times come from elsewhere, on tiny models."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,19 +10,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from alphaprof.cli.app import app
-from alphaprof.commands.latency import Latency
 from alphaprof.commands.validate.measure import as_decoded
 from alphaprof.config.load import load_profile
-from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.errors import AlphaprofError
-from alphaprof.render.answer import answer_text
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
 from tests.loops import each
 from tests.runs import profile_file, run_profile
 
 pytestmark = pytest.mark.models
-SMALL = ["--set", "costs.repeats=3", "--set", "costs.context=[16,32]", "--set", "costs.concurrency=[1,2]"]
 
 
 def called(*arguments: object) -> Result:
@@ -36,31 +29,6 @@ def called(*arguments: object) -> Result:
 def profile(tiny: Path, tmp_path: Path) -> Path:
     drafts = {"close": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}}
     return profile_file(tmp_path, tiny, drafts=drafts, gammas=[1, 2])
-
-
-def test_the_three_renderings_hold_every_step(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers, of = [], Latency.of
-    monkeypatch.setattr(Latency, "of", lambda run: answers.append(of(run)) or answers[0])
-    text = called("latency", profile, *SMALL)
-    assert text.exit_code == 0, text.output
-    (latency,) = answers
-    shown = [line.split() for line in text.stdout.splitlines()]
-    shown = [line for line in shown if line[1:2] in (["decode"], ["draft"])]
-    decode = {tuple(line[3:5]): line for line in shown if line[1] == "decode"}
-    assert set(decode) == {(batch, context) for batch in "12" for context in ("16", "32")}
-    assert len(shown) == 4 * 3
-    for line in shown:  # the cost is the ratio of the times that stand beside it
-        ratio = float(line[5]) / float(decode[tuple(line[3:5])][5])
-        assert (float(line[8]), line[9]) == (pytest.approx(ratio, abs=0.1), "3")
-    found = json.loads(answer_text(latency, "json"))
-    assert (found["format"], found["schema_version"], found["dtype"]) == ("alphaprof-latency", "2.0", "float32")
-    # 3 target steps, bookkeeping twice, 2 draft steps and a search for each of four cells; prefills of two models.
-    assert len(found["steps"]) == 4 * 8 + 2 * 2
-    out = tmp_path / "steps.csv"
-    out.write_text(latency.csv())
-    rows = read_engine_table(out, ["close"], ["ngram"], None).rows
-    assert len(rows) == len(found["steps"]) == len(list(csv.DictReader(io.StringIO(out.read_text()))))
-    assert {row.batch for row in rows} == {1, 2}
 
 
 def failed(result: Result) -> AlphaprofError:
@@ -84,22 +52,6 @@ def test_a_profile_that_asks_for_no_step_times_times_nothing(
     assert Run.open(out).latency() is None
     assert "no step times were asked for" in " ".join(called("report", out).stdout.split())
     assert as_decoded(load_profile(profile, ["costs.source=none"])).source == "measured"  # validate times steps of its own
-
-
-NOTHING_TO_TIME: tuple[tuple[list[str], str, str], ...] = (
-    (["latency"], "none", "there is nothing to time"),
-    (["latency", "--set", "costs.accelerator=h200"], "roofline", "there is nothing to time"),
-)
-
-
-@each(("command", "source", "problem"), NOTHING_TO_TIME)
-def test_what_needs_step_times_refuses_a_profile_without_before_any_model_is_loaded(
-    profile: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], source: str, problem: str
-) -> None:
-    monkeypatch.chdir(profile.parent)
-    monkeypatch.setattr("alphaprof.profiling.profile.load_tokenizer", pytest.fail)
-    error = failed(called(command[0], profile, "--set", f"costs.source={source}", *command[1:]))
-    assert (problem in error.message, error.exit_code) == (True, 2)
 
 
 def test_a_profile_with_a_table_times_nothing_and_reports_by_it(profile: Path, tmp_path: Path) -> None:
@@ -154,13 +106,6 @@ def test_a_roofline_knows_the_shapes_of_the_models_of_a_run(profile: Path, tmp_p
     assert all(time > 0 for time in report.times.target_ms.values())
 
 
-def test_a_budget_shorter_than_the_fewest_rounds_ends_the_command_with_what_helps(profile: Path) -> None:
-    error = failed(called("latency", profile, *SMALL, "--set", "costs.budget=0"))
-    assert "costs.budget (0 s) was spent" in error.message
-    assert error.hint.startswith("raise costs.budget")
-    assert error.exit_code == 4
-
-
 def test_threads_sleep_while_they_wait_unless_the_user_has_said_how(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
     for name in names:
@@ -168,23 +113,10 @@ def test_threads_sleep_while_they_wait_unless_the_user_has_said_how(profile: Pat
         monkeypatch.delenv(name)
     with monkeypatch.context() as user:
         user.setenv("KMP_BLOCKTIME", "200")
-        called("latency", profile, *SMALL)
+        called("profile", profile, "--dry-run", "--set", "costs.source=none")
         assert [name for name in names if name in os.environ] == ["KMP_BLOCKTIME"]
-    called("latency", profile, *SMALL)
+    called("profile", profile, "--dry-run", "--set", "costs.source=none")
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
-
-
-def test_steps_that_cannot_be_timed_end_the_command(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from alphaprof.profiling.timing import latency
-    from alphaprof.profiling.timing.steppers import NotTimed
-
-    def refuse(*_: Any) -> None:
-        raise NotTimed("target cannot take steps back: it is recurrent")
-
-    monkeypatch.setattr(latency, "measure", refuse)
-    error = failed(called("latency", profile, *SMALL))
-    assert "no step times, so no speedup: target cannot take steps back" in error.message
-    assert error.exit_code == 4
 
 
 def test_wrong_data_are_found_before_weights_are_loaded(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
