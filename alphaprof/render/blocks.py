@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from alphaprof.render import format as fmt
 
-Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading: text, `fmt.Number` or `Verdict`
+Row = tuple[str, Mapping[str, str]]  # its name, and its cells by heading: text, `fmt.Number`, `Verdict` or `Named`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +110,18 @@ class Verdict(str):
     def kind(self) -> str:
         """Return whether it is good, bad or unsure."""
         return OUTCOMES[self.word]
+
+
+class Named(str):
+    """A cell that begins with a `name`, which drawers may cut; what follows it stays whole: a number cut is another one."""
+
+    name: str
+
+    def __new__(cls, name: str, value: str) -> Named:
+        """Return a name, and the text of its value behind it."""
+        found = super().__new__(cls, name + value)
+        found.name = name
+        return found
 
 
 class Command(str):

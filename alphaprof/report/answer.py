@@ -132,6 +132,17 @@ class DomainAnswer:
     next_best: Answer | None  # with the best of the other drafts; None: there is none
     ahead: Interval | None  # how many times as fast as the next best it is, paired; each half as the other one chose
 
+    @property
+    def alone(self) -> bool:
+        """Whether its verdict does not hold for all domains together."""
+        return self.answer.verdict != self.adjusted
+
+    @property
+    def level(self) -> bool:
+        """Whether the next best has a speedup that is not clearly another."""
+        known = self.next_best is not None and self.next_best.speedup is not None
+        return known and self.ahead is not None and self.ahead.low <= 1 <= self.ahead.high
+
 
 @dataclass(frozen=True)
 class OnFor:

@@ -81,7 +81,7 @@ def load_table(loads: Sequence[AtLoad], title: str) -> Table:
     below = [f"  {OFF}: decoding is faster without the draft"] if any(each.speedup is None for each in loads) else []
     if any(each.beyond for each in loads):
         below.append(f"  {MARK.strip()}: longer than any text measured, whose acceptance is taken here")
-    if any(cell == fmt.NOTHING for cells in rows.values() for cell in cells.values()):
+    if len({(each.concurrency, each.context) for each in loads}) < len(rows) * len(contexts):
         below.append(f"  {fmt.NOTHING}: no step times there, or its caches exceed the memory")
     what = "speedup of decoding" + (" / of throughput" if any(each.throughput for each in loads) else "")
     named = [(str(size), cells) for size, cells in sorted(rows.items())]

@@ -14,8 +14,8 @@ import numpy as np
 
 from alphaprof.costs.cost_model import Cost
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Row, Table, Verdict, table_by_columns
-from alphaprof.report.answer import Answer, DomainAnswer
+from alphaprof.render.blocks import Named, Row, Table, Verdict, table_by_columns
+from alphaprof.report.answer import Answer
 from alphaprof.report.build import Report
 from alphaprof.report.loads import OFF, AtLoad
 from alphaprof.report.notes import once_a_code
@@ -180,51 +180,48 @@ def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> fm
 
 
 def _domain_table(report: Report) -> Table:
-    """Return the one table; columns in which nothing is known are left out."""
+    """Return the one table: a row a domain, and below a line the draft of the verdict on the whole traffic."""
     every: list[Row] = []
     for item in report.domains:
         cells = {"share": fmt.percent(item.share), "docs": fmt.count(item.answer.documents)}
-        cells |= _draft_cells(report, item.answer, ALONE if _alone(item) else "")
-        every.append((fmt.short(str(item.answer.domain)), cells | {"next best": _next_best(item.next_best, item.ahead)}))
+        cells |= _draft_cells(report, item.answer, ALONE if item.alone else "")
+        cells["next best"] = _next_best(item.next_best, f" {SAME}" if item.level else "")
+        every.append((fmt.short(str(item.answer.domain)), cells))
     domains, mine = len(every), _mine(report)
     if mine is not None and domains > 1:
         second = next((item.answer for item in report.drafts if item.answer.draft != report.answer.draft), None)
         cells = {"share": "100%", "docs": fmt.count(mine.documents)} | _draft_cells(report, mine)
-        every.append((TOTAL, cells | {"next best": _next_best(second, None)}))
-    known = {column for _, cells in every for column, cell in cells.items() if cell}
-    rows = [(name, {column: cell for column, cell in cells.items() if column in known}) for name, cells in every]
-    return table_by_columns("Domains", rows[:domains], left=LEFT, footer=rows[domains:], below=tuple(_below(report)))
+        every.append((TOTAL, cells | {"next best": _next_best(second)}))
+    return table_by_columns("Domains", every[:domains], left=LEFT, footer=every[domains:], below=tuple(_below(report)))
 
 
-def _alone(item: DomainAnswer) -> bool:
-    """Return whether the verdict on a domain does not hold for all domains together."""
-    return item.answer.verdict != item.adjusted
+def _head_among_others(report: Report, answer: Answer) -> bool:
+    """Return whether an answer's draft is a head beside drafts that are none: its acceptance is that of its first draft."""
+    heads = [name for name, facts in report.run.draft_models.items() if facts.by_depth]
+    return answer.draft in heads and len(heads) < len(report.run.drafts) and report.run.imported is None
 
 
 def _draft_cells(report: Report, answer: Answer, mark: str = "") -> dict[str, str]:
     """Return the cells of a draft and what it does; `mark`: behind its verdict."""
-    head = answer.draft is not None and report.run.draft_models[answer.draft].by_depth
-    heads = all(facts.by_depth for facts in report.run.draft_models.values())
-    first = report.run.imported is not None or heads
+    first = report.run.imported is not None or all(facts.by_depth for facts in report.run.draft_models.values())
     return {
         "draft": answer.draft or fmt.NOTHING,
         "γ": fmt.NOTHING if answer.gamma is None else str(answer.gamma),
         "accept@1" if first else "alpha": fmt.share(answer.acceptance.value if answer.acceptance else None, 2)
-        + (MARK if head and not first else ""),
+        + (MARK if _head_among_others(report, answer) else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
         f"speedup [{fmt.level(report.confidence)} each]": _speedup_text(answer.speedup, report.traffic.min_speedup),
         "verdict": Verdict(str(answer.verdict), mark),
     }
 
 
-def _next_best(answer: Answer | None, ahead: Interval | None) -> str:
+def _next_best(answer: Answer | None, mark: str = "") -> str:
     if answer is None or answer.draft is None:
         return "\N{EN DASH}"
-    same = f" {SAME}" if ahead is not None and ahead.low <= 1 <= ahead.high else ""
     if answer.speedup is None:
         tokens = answer.tokens_per_round
-        return f"{answer.draft} {fmt.number(tokens.value if tokens else None)} tokens"
-    return f"{answer.draft} {fmt.number(answer.speedup.value, unit='x')}{same}"
+        return Named(answer.draft, f" {fmt.number(tokens.value if tokens else None)} tokens")
+    return Named(answer.draft, f" {fmt.number(answer.speedup.value, unit='x')}{mark}")
 
 
 def _below(report: Report) -> Iterator[str]:
@@ -233,12 +230,12 @@ def _below(report: Report) -> Iterator[str]:
     if report.traffic.chosen and any(answer.speedup for answer in shown):
         own = "each domain with its own best draft and γ; " if len(report.domains) > 1 else ""
         yield f"{own}speedup: cross-fitted, each half of the documents with what the other half chose"
-    if any(MARK in cell for answer in shown for cell in _draft_cells(report, answer).values()):
+    if any(_head_among_others(report, answer) for answer in shown):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
-    if any(_next_best(item.next_best, item.ahead).endswith(SAME) for item in report.domains):
+    if any(item.level for item in report.domains):
         marks.append(f"{SAME}: no clear difference from the best")
-    if any(_alone(item) for item in report.domains):
+    if any(item.alone for item in report.domains):
         marks.append(f"{ALONE}: not certain for all {len(report.domains)} domains together (Holm)")
     if marks:
         yield "; ".join(marks)

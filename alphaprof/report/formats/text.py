@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alphaprof.render import format as fmt
-from alphaprof.render.blocks import Block, Heading, Row, Table, Verdict
+from alphaprof.render.blocks import Block, Heading, Named, Row, Table, Verdict
 from alphaprof.render.json import render_json
 from alphaprof.render.markdown import block_lines, escaped_sentence, signed, table_lines
 from alphaprof.render.terminal import STYLES, draw, plain
@@ -21,8 +21,7 @@ from alphaprof.report.sections import ALL, NAMES
 
 WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
 LABEL = 7  # columns of what a line is about
-NEXT = "next best"
-MOST = {"domain": 16, "draft": 12, NEXT: 20}  # columns of names
+MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
 
 
 class ReportAnswer:
@@ -174,7 +173,7 @@ def _domain_lines(table: Table, width: int) -> tuple[list[Text], list[str]]:
     """Return the lines of the one table, and the columns that it goes without because the terminal is narrow."""
     head: Row = (table.named, {column: column for column in table.columns})
     rows = [{table.named: name, **cells} for name, cells in (head, *table.rows, *table.footer)]
-    texts = [{column: _cut(cell, MOST.get(column), column == NEXT) for column, cell in row.items()} for row in rows]
+    texts = [{column: _cut(cell, MOST.get(column)) for column, cell in row.items()} for row in rows]
     widths = {column: max(row[column].cell_len for row in texts) for column in rows[0]}
 
     def size(columns: Sequence[str], gap: int) -> int:
@@ -200,12 +199,10 @@ def _domain_lines(table: Table, width: int) -> tuple[list[Text], list[str]]:
     return lines, [column for column in widths if column not in shown]
 
 
-def _cut(cell: str, most: int | None, valued: bool) -> Text:
-    """Return a cell cut to `most` columns. `valued`: a name with a value, which stays: a number that is cut is another."""
-    name, value = Text(fmt.visible(cell)), ""
-    if valued:
-        first, *rest = name.plain.split(" ", 1)
-        name, value = Text(first), "".join(f" {each}" for each in rest)
+def _cut(cell: str, most: int | None) -> Text:
+    """Return a cell cut to `most` columns; of a `Named` one the name is cut."""
+    head = cell.name if isinstance(cell, Named) else cell
+    name, value = Text(fmt.visible(head)), fmt.visible(cell[len(head) :])
     if most is not None:
         name.truncate(most - cell_len(value), overflow="ellipsis")
     return name.append(value)

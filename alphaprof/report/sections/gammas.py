@@ -118,15 +118,15 @@ def _depths(title: str, results: Sequence[Result]) -> Iterator[Table]:
     shown = [result for result in results if result.gammas and None not in result.gammas[-1].reached]
     if not shown:
         return
-    rows: list[Row] = []
+    rows, few = list[Row](), False
     for name, result in zip(text_names(shown, results), shown, strict=True):
         last, cells = max(result.gammas, key=lambda item: item.gamma), {}
         for depth, (one, first, reached) in enumerate(zip(last.conditional, last.marginal, last.reached, strict=True), 1):
-            mark = FEW_MARK if one is not None and (reached or 0) < FEW else ""
-            cells[str(depth)] = f"{fmt.share(one)}{mark} / {fmt.share(first)}"
+            of_few = one is not None and (reached or 0) < FEW
+            cells[str(depth)] = f"{fmt.share(one)}{FEW_MARK if of_few else ''} / {fmt.share(first)}"
+            few |= of_few
         rows.append((name, cells))
     gamma = max(item.gamma for item in shown[0].gammas)
     what = f"at gamma {gamma}, shares by depth d: reached drafts kept / rounds that kept the first d"
-    few = any(FEW_MARK in cell for _, cells in rows for cell in cells.values())
     below = [f"  {MARKS[FEW_MARK]}"] if few else []
     yield table_by_columns(f"{title}, {what}", rows, below=below, draft=shown[0].draft)
