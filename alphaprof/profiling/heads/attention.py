@@ -17,6 +17,8 @@ import torch
 from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from alphaprof.profiling.models.private import attend_by
+
 ROUNDS = "alphaprof_rounds"  # its name in the registry
 FULL, SLIDING = "full_attention", "sliding_attention"  # layer types of transformers
 # Attention scores of a chunk of rows, in float32: small for a CPU's cache, large for a GPU's launches.
@@ -160,7 +162,7 @@ def use_rounds(layers: Iterable[Any], config: Any) -> None:
     """Have decoder layers attend by `attend`, each over the window that their config gives its layer type. Not all classes
     of layers look at these types.
     """
-    config._attn_implementation = ROUNDS
+    attend_by(config, ROUNDS)
     for layer, kind in zip(layers, getattr(config, "layer_types", None) or (), strict=False):
         if kind == SLIDING:
             layer.self_attn.sliding_window = config.sliding_window

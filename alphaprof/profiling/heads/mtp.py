@@ -38,6 +38,7 @@ from alphaprof.profiling.heads.files import HeadFiles
 from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
 from alphaprof.profiling.models.hub import files_in, first_line
 from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice, without_hooks
+from alphaprof.profiling.models.private import mtp_logits, mtp_model
 from alphaprof.profiling.models.teacher_forced import short_texts
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ class _Modules(HeadNetwork):
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """Return logits [n, vocabulary] by the target's LM head; the states come out of the module's own final norm."""
-        logits: torch.Tensor = self.mtp._project_to_logits(states)
-        return logits
+        return mtp_logits(self.mtp, states)
 
     def shape(self) -> ModelShape | None:
         """See `HeadNetwork`. Of a chain of several modules, each with a cache of its own, it is not known."""
@@ -317,20 +317,12 @@ def _loaded(files: HeadFiles, target: Model, layout: str, count: int) -> Any:
     """Return a MtpModel with the modules' weights, where the target's LM head is and in its dtype. Raises `ModelUnloadable`
     for weights that modules lack or do not have, of another shape, quantised or not finite.
     """
-    from transformers.core_model_loading import convert_and_load_state_dict_in_model
-    from transformers.modeling_utils import LoadStateDictConfig
-    from transformers.utils import ContextManagers
-
     tensors, device = _tensors(files, target), getattr(target.network.get_output_embeddings(), "weight", target).device
     try:
         with without_advice(), contextlib.redirect_stderr(io.StringIO()):  # a progress bar
             owner = _owner(target.network, layout, count)
-            with ContextManagers(modeling_layers.MtpModel.get_init_context(target.dtype, False, False, None)):
-                mtp = modeling_layers.MtpModel(owner, count)
-            mapping = mtp.get_weight_conversions(owner)
-            how = LoadStateDictConfig(weight_mapping=mapping, device_map={"": device}, dtype=target.dtype)
             named = {_renamed(name, layout, owner): tensor for name, tensor in tensors.items()}
-            loaded, _ = convert_and_load_state_dict_in_model(model=mtp, state_dict=named, load_config=how)
+            mtp, loaded = mtp_model(owner, count, named, device, target.dtype)
     except Exception as error:
         if is_out_of_memory(error):
             raise

@@ -35,6 +35,7 @@ from alphaprof.profiling.models.hub import (
     is_local,
     require_model,
 )
+from alphaprof.profiling.models.private import attention_of, kept_in_float32
 from alphaprof.run.manifest import PARTIAL, ModelFacts, Quantisation
 from alphaprof.version import install_line, missing
 
@@ -117,7 +118,7 @@ class Model:
     @property
     def attn_implementation(self) -> str:
         """How its decoder computes attention, as transformers names it."""
-        return str(self.network.config.get_text_config()._attn_implementation)
+        return attention_of(self.network.config.get_text_config())
 
     @property
     def context(self) -> int | None:
@@ -715,7 +716,7 @@ def _kernel(module: nn.Module) -> str | None:
 
 def to_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
     """Cast parameters: transformers dequantises a model and leaves those that were not quantised in their file's dtype."""
-    kept = {*(network._keep_in_fp32_modules or ()), *(network._keep_in_fp32_modules_strict or ())}
+    kept = kept_in_float32(network)
     for name, parameter in network.named_parameters():
         if parameter.is_floating_point() and not kept.intersection(name.split(".")):
             parameter.data = parameter.data.to(dtype)

@@ -7,6 +7,7 @@ import math
 import torch
 
 from alphaprof.config.profile import CPU_TOKENS, ProfileOptions
+from alphaprof.profiling.models.private import attention_of
 from alphaprof.profiling.scoring.scorer import Scorer
 
 FEWEST, MOST = 256, 65_536  # powers of two; beyond the last no speed was measured
@@ -23,7 +24,7 @@ def batch_tokens_of(options: ProfileOptions, scorer: Scorer) -> int:
     """
     network, sharing = scorer.target.model.network, options.execution.workers != 1
     devices = {weight.device for weight in network.parameters() if weight.device.type == "cuda"}
-    if not devices or getattr(network.config.get_text_config(), "_attn_implementation", None) == "eager":
+    if not devices or attention_of(network.config.get_text_config()) == "eager":
         return CPU_TOKENS
     total, held = (sum(bytes_) for bytes_ in zip(*map(memory, devices), strict=True))
     share = min(1.0, options.execution.gpus_per_worker) if sharing else 1.0
