@@ -151,3 +151,15 @@ def test_paths_of_adapters_start_at_the_profile(tiny: Path, adapter: Path, tmp_p
     own = profile.drafts["base"].own_model
     assert own is not None
     assert [profile.target.adapter, own.adapter] == [str(tmp_path / "tuned")] * 2
+
+
+@pytest.mark.parametrize("kind", ["PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING"])
+def test_an_adapter_that_adds_tokens_is_named_before_weights_are_loaded(
+    tiny: Path, adapter: Path, tmp_path: Path, kind: str
+) -> None:
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (tmp_path / name).write_bytes((adapter / name).read_bytes())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": kind, "num_virtual_tokens": 4}))
+    with pytest.raises(ModelUnloadable, match="cannot be merged into weights") as caught:
+        require_model(options(tiny, tmp_path), "target")
+    assert kind.lower().replace("_", " ") in caught.value.message

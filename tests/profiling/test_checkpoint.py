@@ -200,3 +200,35 @@ def add(model: Path, *names: str, **tensors: torch.Tensor) -> None:
     """Write more weights into a checkpoint."""
     weights = load_file(model / "model.safetensors") | {name: torch.zeros(2) for name in names} | tensors
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("files", "own"),
+    [(["tekken.json", "tokenizer.json"], True), (["tokenizer.json"], True), (["tekken.json"], False)],
+)
+def test_a_target_has_its_own_tokenizer_where_mistral_common_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], own: bool
+) -> None:
+    """transformers takes Mistral's where it can, which knows no chat template."""
+    asked = {}
+
+    def loaded(where: str, **arguments: Any) -> Any:
+        asked.update(arguments)
+        return lambda text: text
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", loaded)
+    for name in ("config.json", *files):
+        (tmp_path / name).write_text("{}")
+    load_tokenizer(TargetOptions(model=str(tmp_path)))
+    assert asked.get("mistral_format") is (False if own else None)
+
+
+def test_a_tokenizer_of_sentencepiece_names_the_package_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alphaprof.profiling.models.load.find_spec", lambda _: None)
+    for name in ("config.json", "tokenizer.model"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelUnloadable, match=r"tokenizer\.model alone") as caught:
+        load_tokenizer(TargetOptions(model=str(tmp_path)))
+    assert caught.value.hint == "pip install sentencepiece"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions
 
 TIMEOUT_S = 3.0
+PROMPT_LEARNING = re.compile("PROMPT|PREFIX|P_TUNING|CPT")  # kinds of peft that add tokens, and nothing to weights
 ADAPTER_FILES = (ADAPTER, "adapter_model.safetensors")
 DESCRIPTIONS = (CONFIG, GENERATION, INDEX, QUANTIZATION, ADAPTER)
 GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
@@ -173,6 +174,10 @@ def require_model(options: ModelOptions, name: str) -> ModelFiles | None:
     if is_local(options.adapter) and not all(Path(options.adapter, file).is_file() for file in ADAPTER_FILES):
         hint = "give the folder that peft's save_pretrained wrote; pickles are never read"
         raise ModelUnloadable(f"adapter of {name}: {options.adapter} lacks {' or '.join(ADAPTER_FILES)}", hint)
+    kind = str(described(Path(options.adapter, ADAPTER)).get("peft_type"))
+    if PROMPT_LEARNING.search(kind):
+        problem = f"adapter of {name}: {options.adapter} is of {kind.lower().replace('_', ' ')}, which cannot be merged into weights"
+        raise ModelUnloadable(problem, "give a LoRA adapter, or profile the model without it: its virtual tokens are no text")
     if find_spec("peft") is None:
         raise ModelUnloadable(f"the adapter of {name} needs peft", install_line("peft"))
     return files

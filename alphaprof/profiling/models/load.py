@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +33,7 @@ from alphaprof.profiling.models.hashes import fingerprint_by_files, weight_files
 from alphaprof.profiling.models.hub import (
     fetch_descriptions,
     first_line,
+    folder_of,
     is_local,
     require_model,
 )
@@ -392,6 +394,13 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     where, arguments = _location(options)
+    folder = folder_of(options)
+    names = set() if folder is None or not folder.is_dir() else {path.name for path in folder.iterdir()}
+    if "tokenizer.json" in names or "tekken.json" not in names:  # transformers would take Mistral's, without a chat template
+        arguments["mistral_format"] = False
+    if "tokenizer.model" in names and "tokenizer.json" not in names and find_spec("sentencepiece") is None:
+        problem = f"{options.model} has its tokenizer as tokenizer.model alone, which needs sentencepiece to be read"
+        raise ModelUnloadable(problem, "pip install sentencepiece")
     with _loading(options.model):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **arguments)
         tokenizer("a")  # settings that are not what they should be are met at the first text only
