@@ -212,9 +212,11 @@ def diagnose(
     from alphaprof.commands.diagnose import diagnose as diagnosed
     from alphaprof.commands.diagnose import require_as_predicted, require_run, shares_of
     from alphaprof.commands.first_look import first_look
+    from alphaprof.config.paths import addressed
     from alphaprof.run.reader import side_of
     from alphaprof.servers.files import ADDRESS
 
+    places, plain = [addressed(place) for place in places], [addressed(page) for page in plain or ()]
     with ConsoleProgress() as progress, interruptible(None):
         if seconds is not None:
             progress.start(f"reading {places[-1]}", round(seconds), "s")
@@ -224,7 +226,7 @@ def diagnose(
             show(first_look(places, label or (), seconds, progress.advance), form, out)
             return
         shares = shares_of(acceptance) if acceptance is not None else ()
-        server = (places[1:], plain or (), shares, rounds, gamma, domain, label or (), seconds, progress.advance)
+        server = (places[1:], plain, shares, rounds, gamma, domain, label or (), seconds, progress.advance)
         answer = diagnosed(side_of(places[0]), *server)
     show(answer, form, out)
     require_as_predicted(answer, undecided_fails=undecided == "fail")

@@ -13,7 +13,7 @@ from typer import Exit, Option, Typer
 
 from alphaprof.cli import answering, exchange, measuring, tools
 from alphaprof.cli.common import one_line, print_notes
-from alphaprof.errors import AlphaprofError, DiskFull, require_utf8
+from alphaprof.errors import AlphaprofError, DiskFull, OptionInvalid, cut, require_utf8
 from alphaprof.version import __version__
 
 # What disks and their permissions do, wherever a command meets it; other errors of the system are bugs.
@@ -29,6 +29,7 @@ app = Typer(
 )
 for group in (measuring.group, answering.group, measuring.heads_group, exchange.group, tools.group):  # as `--help` has them
     app.registered_commands += group.registered_commands
+COMMANDS = {each.name or each.callback.__name__ for each in app.registered_commands if each.callback is not None}
 
 
 def _version(wanted: bool) -> None:
@@ -62,6 +63,9 @@ def _run_command() -> None:
     """Run the command, then flush standard output. Raises disk errors as `DiskFull`."""
     for argument in sys.argv[1:]:
         require_utf8(argument)
+    if sys.argv[1:] and sys.argv[1].startswith("-") and COMMANDS.intersection(sys.argv[2:]):
+        hint = "options stand behind the command: alphaprof report RUN --set KEY=VALUE"
+        raise OptionInvalid(f"{cut(sys.argv[1])} stands before the command", hint)
     try:
         try:
             app()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -13,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from typer import Argument, Exit, Option, Typer
+from typer import Argument, BadParameter, Exit, Option, Typer
 from typer.core import TyperCommand, TyperOption
 
 from alphaprof.errors import DiskFull, OptionInvalid, cut
@@ -56,6 +58,18 @@ class Command(TyperCommand):
         """Run the command; without pandas if it answers from runs."""
         with without_pandas() if self.name in FROM_RUNS else contextlib.nullcontext():
             return super().invoke(ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what was typed; a value that is none of several names the one that was meant."""
+        try:
+            return list(super().parse_args(ctx, args))
+        except BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            given, *known = re.findall("'([^']*)'", error.message) if " is not one of " in error.message else ("",)
+            names = {part: name for name in known for part in (name, name.partition("-")[0])}
+            if near := difflib.get_close_matches(given, names, n=1):
+                error.message = f"{error.message.removesuffix('.')}. Did you mean {names[near[0]]}?"
+            raise
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return the option `--help`, which is in the last panel."""

@@ -20,9 +20,12 @@ from alphaprof.config.options import (
     UNKNOWN_KEY,
     ContinuationOptions,
     MeasuredCosts,
+    Options,
+    RooflineCosts,
     Sampling,
+    TableCosts,
 )
-from alphaprof.config.profile import ProfileOptions
+from alphaprof.config.profile import DecisionOptions, ExecutionOptions, ProfileOptions, SourceOptions
 from alphaprof.errors import VALUE, ProfileInvalid, cut, shown
 from alphaprof.rules import parse_rule
 
@@ -45,6 +48,7 @@ WORDS = {  # for what pydantic finds, by its type of error
     "greater_than_equal": "must be at least {ge}, not {given}",
     "less_than": "must be below {lt}, not {given}",
     "less_than_equal": "must be at most {le}, not {given}",
+    "string_pattern_mismatch": "{given} does not begin with http:// or https://",
     "too_short": "needs at least {min_length} entry",
 }
 # What PyYAML raises: its own errors, others for values that do not parse as they look (2024-99-99) or as they are tagged,
@@ -105,13 +109,22 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
     for override in _source_first(overrides):
         if not override.startswith(("decision.", "costs.", "hybrids.")):
             problem = f"--set {cut(override, VALUE)}: a report can only change decision.*, costs.* and hybrids.*"
-            raise ProfileInvalid(problem, "to change other options, profile again")
+            near = _near(override.partition("=")[0].strip())
+            raise ProfileInvalid(problem, f"did you mean {near}?" if near else "to change other options, profile again")
         apply_override(tree, override)
     options = validate(tree, SET)
     if isinstance(options.costs, MeasuredCosts) and options.costs != stored.costs:
         hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
         raise ProfileInvalid("--set costs: step times are measured during a run and cannot be measured afterwards", hint)
     return options.resolved(Path()).model_dump(mode="json")
+
+
+def _near(key: str) -> str | None:
+    """Return the option of a report's question that a key may stand for: one without its group, or one much like it."""
+    named = [*map("decision.{}".format, DecisionOptions.model_fields)]
+    named += [f"costs.{name}" for kind in (RooflineCosts, TableCosts) for name in kind.model_fields]
+    alone = [name for name in named if name.partition(".")[2] == key]
+    return next(iter(alone or difflib.get_close_matches(key, named, n=1, cutoff=0.8)), None)
 
 
 def known_rules(specifications: list[str], option: str = "--rules") -> list[str]:
@@ -249,7 +262,7 @@ def _place(problem: ErrorDetails, tree: Any) -> str:
 def _advice(error: Any, place: str, origin: str) -> str:
     kind, given = error["type"], error["input"]
     if kind == UNKNOWN_KEY:
-        return _advice_on_key(error["ctx"]["key"], error["ctx"]["hint"])
+        return _advice_on_key(error["ctx"]["key"], error["ctx"]["hint"], place)
     if origin == SET and kind in ("missing", "union_tag_not_found"):
         return f"add --set {cut(place, VALUE)}=..."
     if kind == "missing":
@@ -284,7 +297,14 @@ def _advice(error: Any, place: str, origin: str) -> str:
     return "correct this value" if origin == SET else "correct the value in the profile, or override it with --set KEY=VALUE"
 
 
-def _advice_on_key(key: str, hint: str) -> str:
+def _advice_on_key(key: str, hint: str, place: str) -> str:
     if ":" in key:
         return "write a space after the colon"
+    groups: dict[str, type[Options]] = {
+        "decision": DecisionOptions,
+        "data.DOMAIN": SourceOptions,
+        "execution": ExecutionOptions,
+    }
+    if inside := [name for name, group in groups.items() if place == key and key in group.model_fields]:
+        return f"did you mean {inside[0]}.{key}?"
     return f"{key} needs kind: sampled" if key in Sampling.model_fields else hint

@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from alphaprof.config.hardware import ACCELERATORS, PRESETS
+from alphaprof.config.paths import addressed
 from alphaprof.errors import shown
 from alphaprof.rules import GAMMA_LIMIT, MAX_NGRAM
 
@@ -433,7 +434,7 @@ class VllmOptions(Options):
     """
 
     python: str | None = Field(None, description="python of an environment with vLLM, used to start it on this machine")
-    url: str | None = Field(
+    url: Annotated[str | None, BeforeValidator(addressed)] = Field(
         None, pattern="^https?://", description="URL of a vLLM server that writes texts; its key is read from VLLM_API_KEY"
     )
     model: str | None = Field(None, description="the target's name on that server; default: its only model")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 from alphaprof.errors import require_utf8
 
@@ -44,6 +46,12 @@ def resolve(reference: str, folder: Path) -> str:
     absolute = str(local.parent.resolve() / local.name)
     require_utf8(absolute)
     return absolute
+
+
+def addressed(place: Any) -> Any:
+    """Return the address of a server, with http:// before HOST:PORT; anything else, and a file that is here, as it is."""
+    bare = isinstance(place, str) and re.fullmatch(r"[\w.-]+:\d+(/\S*)?", place) and not os.path.exists(place)
+    return f"http://{place}" if bare else place
 
 
 def is_remote(where: str) -> bool:

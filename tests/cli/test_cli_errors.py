@@ -113,6 +113,12 @@ ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set route.by=none", 2, "unknown key route", "did you mean rules?"),
     (f"{NEW} --set decision.min_route_gain=0.1", 2, "unknown key decision.min_route_gain", ""),
     ("report run --set route.by=none", 2, "a report can only change decision.*", "profile again"),
+    ("report run --set min_speedup=2", 2, "a report can only change decision.*", "did you mean decision.min_speedup?"),
+    ("report run --set cost.source=table", 2, "a report can only change decision.*", "did you mean costs.source?"),
+    (f"{NEW} --set limit=3", 2, "unknown key limit", "did you mean data.DOMAIN.limit?"),
+    (f"{NEW} --set min_speedup=2", 2, "unknown key min_speedup", "did you mean decision.min_speedup?"),
+    ("--set min_speedup=2 report run", 2, "--set stands before the command", "report RUN --set"),
+    (f"{NEW} --set vllm.url=server", 2, "'server' does not begin with http:// or https://", "correct the value"),
     (f"{NEW} --set execution.engine=ray", 2, "unknown key execution.engine", "remove it; known here"),
     (
         "report run --set costs.source=roofline --set costs.accelerator=h200 --set costs.layer_overhead_us=40",

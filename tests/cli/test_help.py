@@ -137,3 +137,11 @@ def test_every_option_that_a_text_names_is_one_of_the_command_that_it_is_about()
                 assert text[2] in options.get(text[1], every), where
                 seen += 1
     assert seen > 20
+
+
+def test_a_value_that_is_none_of_several_names_the_one_that_was_meant() -> None:
+    for given, meant in (("vllm", "vllm-config"), ("sglang-arg", "sglang-args"), ("rate", "rates")):
+        said = " ".join(CliRunner().invoke(app, ["export", "run", "--to", given]).output.replace("│", " ").split())
+        assert f"Invalid value for '--to': '{given}' is not one of" in said
+        assert f"Did you mean {meant}?" in said
+    assert "Did you mean" not in CliRunner().invoke(app, ["export", "run", "--to", "zzz"]).output

@@ -281,6 +281,13 @@ def test_a_merged_key_that_is_overridden_does_not_occur_twice(tmp_path: Path) ->
     assert options.continuation.max_new_tokens == 9
 
 
+@each("url", ["localhost:8000", "10.0.0.1:30000/v1", "http://localhost:8000"])
+def test_an_address_needs_no_scheme(tmp_path: Path, url: str) -> None:
+    options = load_profile(write(tmp_path, PROFILE), [f"vllm={{url: '{url}'}}"])
+    assert options.vllm is not None
+    assert options.vllm.url == f"http://{url.removeprefix('http://')}"
+
+
 def test_words_that_older_yaml_takes_for_true_and_false_are_words(tmp_path: Path) -> None:
     """Where text is meant: languages, domains, names of keys. Options that are true or false, and settings, take them."""
     where = {"language": ["en", "no"], "on": ["yes"]}
