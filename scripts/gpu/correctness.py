@@ -33,7 +33,7 @@ from alphaprof.totals.count import TotalsRequest
 from scripts.gpu.setting import Line, Setting, perturb
 
 ROOT = Path(__file__).parent.parent.parent
-BOUND = 1e-5  # of a column's error, absolute and relative to its value, as in tests/profiling/test_cuda.py
+BOUND = 1e-5  # of a column's error, absolute and relative to its value
 TIE = 1e-4  # a choice whose alternative is nearer than this may fall otherwise on another device
 SAMPLED = Processing(0.8, 0, 0.95)
 

@@ -13,15 +13,14 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from transformers import GenerationConfig
 
 from alphaprof.config.options import TargetOptions
 from alphaprof.profiling.decoding.speculative import Plain, Speculation
 from alphaprof.profiling.models.draft import Arrays, Draft
 from alphaprof.profiling.models.kinds import PromptLookup, layer_skip
 from alphaprof.profiling.models.load import NOISE, Model, load_model, load_tokenizer
-from alphaprof.profiling.scoring.scorer import Scorer
-from alphaprof.profiling.texts.continuations import Continuation
+from alphaprof.profiling.scoring.scorer import Scorer, by_document
+from alphaprof.profiling.texts.continuations import Continuation, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.report.build import build_report
 from alphaprof.rules import parse_rule
@@ -29,8 +28,6 @@ from alphaprof.run.reader import Run
 from alphaprof.run.schema import depth_names
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
-from tests.generators import before_eos, by_lookup, by_model
-from tests.profiling.test_independence import scored
 from tests.reporting import every
 
 pytestmark = pytest.mark.demo_model
@@ -78,77 +75,18 @@ def totals_of(run: Run, draft: str, rule: str) -> pd.DataFrame:
     return found[found["rule"] == rule].set_index("document")
 
 
-@pytest.mark.slow
-def test_the_target_as_its_own_draft_has_alpha_one_and_full_rounds(run: Run) -> None:
-    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "self")])
-    assert (log["accept_strict"] == 1).all()
-    assert (log["overlap"] > 1 - 1e-5).all()
-    assert (log["kl_target_draft"] < 1e-5).all()
-    totals = totals_of(run, "self", "strict").dropna(subset="rounds_4")
-    assert len(totals) == 6
-    assert (totals["rounds_4"] == np.ceil(totals["tokens"] / 5)).all()
-
-
-@pytest.mark.slow
-def test_the_target_as_its_own_draft_on_sampled_text_has_alpha_one_and_full_rounds(run: Run) -> None:
-    totals = totals_of(run, "self", "lossless").dropna(subset="rounds_4")
-    assert len(totals) == 2
-    assert totals["accepted"].sum() / totals["positions"].sum() == pytest.approx(1, abs=1e-3)
-    assert totals["emitted"].sum() / totals["positions"].sum() == pytest.approx(1, abs=1e-3)
-    assert totals["rounds_4"].to_numpy() == pytest.approx(np.ceil(totals["tokens"] / 5).to_numpy(), abs=1e-2)
-    assert totals["impossible"].sum() == 0
-    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "self"), ("domain", "==", "drawn")])
-    assert (log["token"] != log["target_top"]).any()  # it was drawn indeed
-    assert (log["target_token_prob"] > 0).all()
-
-
-def live(target: Model, row: dict[str, Any], **how: Any) -> tuple[list[int], int]:
-    """The text that transformers writes for a document, and how many forward passes of the target it takes."""
+def live(target: Model, row: dict[str, Any]) -> list[int]:
+    """The text that transformers writes for a document."""
     ids = torch.tensor([row["prompt_ids"]])
-    calls: list[int] = []
-    hook = target.network.register_forward_pre_hook(lambda *_: calls.append(1))
     output = target.network.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, **how
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False
     )
-    hook.remove()
-    return output[0, ids.shape[1] :].tolist(), len(calls)
+    return output[0, ids.shape[1] :].tolist()
 
 
 def greedy_documents(run: Run) -> list[dict[str, Any]]:
     """The first greedy documents with their token ids."""
     return [row for row in run.continuations(0).to_pylist() if row["continuation"] == "greedy"][:3]
-
-
-@pytest.mark.slow
-def test_greedy_text_and_hf_rounds_equal_assisted_generation(run: Run, target: Model) -> None:
-    skip = layer_skip("skip", target, [10, 13, 16, 19, 22, 25]).network
-    skip.generation_config = GenerationConfig(
-        eos_token_id=list(target.eos),
-        pad_token_id=2,
-        num_assistant_tokens=3,
-        num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.0,
-    )
-    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "skip")])
-    for row in greedy_documents(run):
-        text, passes = live(target, row, assistant_model=skip)
-        assert text == row["continuation_ids"]
-        top = log.loc[log["document"] == row["document"], "draft_top"].tolist()
-        assert passes == len(by_model(text, top, 3, NEW_TOKENS, target.eos))
-
-
-@pytest.mark.slow
-def test_greedy_text_and_hf_rounds_equal_prompt_lookup_generation(run: Run, target: Model) -> None:
-    log = pd.read_parquet(run.path / "positions", filters=[("draft", "==", "ngram")])
-    saved = 0
-    for row in greedy_documents(run):
-        text, passes = live(target, row, prompt_lookup_num_tokens=4, max_matching_ngram_size=2)
-        assert text == row["continuation_ids"]
-        found = log[log["document"] == row["document"]]
-        proposed = np.minimum(found["proposed"], before_eos(row["prompt_ids"], text, 2, target.eos)).tolist()
-        assert passes == len(by_lookup(proposed, found["accepted_run"].fillna(0).astype(int).tolist(), 4, NEW_TOKENS))
-        saved += len(text) - passes
-    assert saved > 0
 
 
 @pytest.mark.slow
@@ -160,7 +98,7 @@ def test_speculative_decoding_writes_the_text_of_the_run_in_the_rounds_of_its_lo
     accepted = 0.0
     for gamma, row in zip((1, 4), greedy_documents(run), strict=False):
         prompt = np.array(row["prompt_ids"], dtype=np.int32)
-        assert Plain(target).decode(prompt, NEW_TOKENS).ids.tolist() == live(target, row)[0]
+        assert Plain(target).decode(prompt, NEW_TOKENS).ids.tolist() == live(target, row)
         for draft in drafts:
             expected = totals_of(run, draft.name, "strict").loc[row["document"]]
             found = Speculation(target, draft, parse_rule("strict"), gamma).decode(prompt, NEW_TOKENS)
@@ -189,6 +127,15 @@ def test_the_sampled_text_of_the_run_passes_its_own_check(run: Run) -> None:
     assert own.alpha is not None
     assert own.alpha.value == pytest.approx(1, abs=1e-3)
     assert own.self_check.value == pytest.approx(0, abs=1e-3)
+
+
+def scored(scorer: Scorer, continuations: list[Continuation], budget: int) -> dict[int, Arrays]:
+    """Columns of the only draft by document; budget 1: every document alone."""
+    found: dict[int, Arrays] = {}
+    for batch in scoring_batches(continuations, budget):
+        (arrays,) = scorer.score(batch).values()
+        found |= by_document(batch, arrays)
+    return found
 
 
 def logit_gap(columns: Arrays, model: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from alphaprof.run.reader import Run
 from tests.conftest import ROOT
 from tests.synthetic import stored_totals
 
-pytestmark = pytest.mark.models
+pytestmark = [pytest.mark.models, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from alphaprof.stats import paired
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
 SCRIPT = str(ROOT / "scripts" / "research" / "gate_power.py")
 
 

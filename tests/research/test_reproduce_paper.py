@@ -15,6 +15,7 @@ from alphaprof.config.load import load_profile
 from tests.conftest import ROOT
 from tests.synthetic import Domain, Recipe, write_run
 
+pytestmark = pytest.mark.slow
 PAPER = runpy.run_path(str(ROOT / "scripts" / "research" / "reproduce_paper.py"))
 PUBLISHED = PAPER["PUBLISHED"]
 RULES = tuple(name.removeprefix("threshold_") for name in PUBLISHED if name.startswith("threshold_"))

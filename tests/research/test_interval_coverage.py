@@ -13,6 +13,7 @@ from alphaprof.stats.estimate import Interval
 from tests.conftest import ROOT
 from tests.synthetic import expected_rounds
 
+pytestmark = pytest.mark.slow
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "research" / "interval_coverage.py"))
 GLOBALS = SCRIPT["main"].__globals__  # what the script's functions look names up in
 SETTINGS = list(SCRIPT["SETTINGS"])
