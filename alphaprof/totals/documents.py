@@ -173,6 +173,10 @@ class Documents:
         """The number of each document, [documents]."""
         return np.asarray(self.table["document"].to_numpy())
 
+    def units_of(self, numbers: Array) -> Array:
+        """Return the unit of each of some documents by its number, [numbers]; documents of a run ascend."""
+        return np.asarray(self.units.codes[np.searchsorted(self.numbers, numbers)])
+
     @cached_property
     def prompt_tokens(self) -> Array:
         """The length of each prompt, [documents]."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array
@@ -18,6 +20,7 @@ LEAST, SHARE, MOST = 32_768, 30, 250_000  # positions of a draft that are read o
 ENOUGH = 20  # documents of every kind of text, or all where there are fewer
 MARGIN = "target_margin"  # what makes a position easy or hard
 SAMPLE = 1_000_000  # positions that deciles are taken from, at most: every n-th one
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,27 @@ def _spread(size: int, wanted: int) -> Array:
     return np.asarray((2 * np.arange(wanted) + 1) * size // (2 * wanted))
 
 
-def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
-    """Yield columns of each complete shard as arrays, and where its documents lie; nulls become -1 or NaN."""
+def tables(run: Run, draft: str, names: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Yield columns of the log of a draft and its documents, of each complete shard. `texts`: columns of documents beside
+    those of a `Shape`.
+    """
     for shard in run.shards:
-        yield columns_at(run, draft, shard.index, names), Shape.of(run.continuations(shard.index, SHAPED))
+        yield run.positions(draft, shard.index, names), run.continuations(shard.index, [*SHAPED, *texts])
+
+
+def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
+    """Yield the same as arrays, and where the documents lie; nulls become -1 or NaN. A column may be named twice."""
+    for positions, documents in tables(run, draft, list(dict.fromkeys(names))):
+        yield {name: array_of(positions[name]) for name in positions.column_names}, Shape.of(documents)
+
+
+def gathered(parts: Iterable[Mapping[Name, Array]]) -> dict[Name, Array]:
+    """Return arrays of shards, joined by name; nothing without a shard."""
+    found: dict[Name, list[Array]] = {}
+    for part in parts:
+        for name, values in part.items():
+            found.setdefault(name, []).append(values)
+    return {name: np.concatenate(values) for name, values in found.items()}
 
 
 def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
@@ -100,6 +120,6 @@ def decile_edges(run: Run, draft: str) -> Array:
     some of them are equal, or equal to the least of all, below which there is nothing.
     """
     stride = 1 + run.manifest.positions // SAMPLE
-    values = np.concatenate([columns[MARGIN][::stride] for columns, _ in shards(run, draft, [MARGIN])])
+    values = gathered({MARGIN: columns[MARGIN][::stride]} for columns, _ in shards(run, draft, [MARGIN]))[MARGIN]
     between = np.unique(np.quantile(values, np.arange(1, 10) / 10, method="higher"))
     return np.asarray(between[between > values.min()])

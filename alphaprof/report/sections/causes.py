@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, OfOneText, table_of
@@ -25,9 +26,9 @@ from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval, pooled_share
 from alphaprof.theory.certificates import strict_thresholds
-from alphaprof.totals.count import SHAPED, Shape, TotalsRequest, columns_of
+from alphaprof.totals.count import Shape, TotalsRequest, array_of, columns_of
 from alphaprof.totals.documents import TextGroup
-from alphaprof.totals.log_sample import columns_at
+from alphaprof.totals.log_sample import gathered, shards, tables
 from alphaprof.totals.lookup import first_proposals, joined_texts
 
 Array = np.ndarray[Any, Any]
@@ -95,45 +96,44 @@ def compute(report: RunReport) -> tuple[Attribution, ...]:
     for hybrids, which lose what their parts lose. Returns nothing without a position log.
     """
     part, question = report.part, report.asked.question
-    if not part.run.has_log or not part.run.shards:
+    run, confidence = part.run, report.confidence
+    if not run.has_log or not run.shards:
         return ()
 
     def wanted(rule: BoundRule, text: TextGroup) -> bool:
         own = text.policy in rule.rule.policies and rule.rule.chained
         return own or question.rule_for(text.policy) == rule.id
 
-    drafts, rules = part.run.manifest.drafts, rules_of([*report.asked.deciding, *report.others])
-    jobs = [
-        (draft, rule, texts)
-        for draft in drafts
-        for rule in rules
-        if (texts := [text for text in part.documents.groups if wanted(rule, text)])
-    ]
-    each = _all_losses(part.run, [(draft, rule) for draft, rule, _ in jobs])
+    rules = rules_of([*report.asked.deciding, *report.others])
+    read = tables(run, next(iter(run.manifest.drafts)), ["token"], ["prompt_tokens", "prompt_ids"])
+    texts = [_of_texts(array_of(positions["token"]), documents) for positions, documents in read]
     return tuple(
-        _attribution(text, draft, rule, lost, drafts[draft], report.confidence)
-        for (draft, rule, texts), lost in zip(jobs, each, strict=True)
-        for text in texts
+        _attribution(text, draft, rule, losses, run.manifest.drafts[draft], confidence)
+        for draft in run.manifest.drafts
+        for rule in rules
+        if (chosen := [text for text in part.documents.groups if wanted(rule, text)])
+        for losses in [_losses(run, draft, rule, texts)]
+        for text in chosen
     )
 
 
 def _attribution(
-    text: TextGroup, draft: str, rule: BoundRule, losses: Losses, facts: DraftFacts, confidence: float
+    text: TextGroup, draft: str, rule: BoundRule, losses: dict[str, Array], facts: DraftFacts, confidence: float
 ) -> Attribution:
-    cluster, rows, causes = text.cluster, text.rows, list[Cause]()
-    positions, own = losses.positions[rows], text.policy in rule.rule.policies
-    for name, lost in zip(CAUSES, _scaled_losses(losses.split[rows], losses.lost[rows], rule).T, strict=True):
-        share = pooled_share(cluster, lost, positions, confidence)
+    positions, lost, top, split = (losses[name][text.rows] for name in ("positions", "lost", "top", "split"))
+    cluster, own, causes = text.cluster, text.policy in rule.rule.policies, list[Cause]()
+    for name, each in zip(CAUSES, _scaled_losses(split, lost, rule).T, strict=True):
+        share = pooled_share(cluster, each, positions, confidence)
         if share is not None and share.value > 0:
             causes.append(Cause(name, share, _remedy_of(name, facts, own and text.policy == SAMPLED)))
     return Attribution(
         **text.named | {"on_policy": own},
         draft=draft,
         rule=rule.id,
-        documents=len(rows),
+        documents=len(text.rows),
         positions=int(positions.sum()),
-        lost=pooled_share(cluster, losses.lost[rows], positions, confidence) or Interval(1.0, 0.0, 1.0),
-        ceiling=float(losses.top[rows].sum() / positions.sum()) if rule.rule.at_most_top else None,
+        lost=pooled_share(cluster, lost, positions, confidence) or Interval(1.0, 0.0, 1.0),
+        ceiling=float(top.sum() / positions.sum()) if rule.rule.at_most_top else None,
         causes=tuple(causes),
     )
 
@@ -160,85 +160,56 @@ def _remedy_of(name: str, draft: DraftFacts, drawn: bool) -> str:
     return REMEDIES[name] if draft.has_steps else WITHOUT_MODEL.get(name, REMEDIES[name])
 
 
-@dataclass(frozen=True)
-class Losses:
-    """What a draft loses under a rule, summed per document of the run.
+def _of_texts(emitted: Array, documents: pa.Table) -> dict[str, Array]:
+    """Return of a shard, [positions], the tokens that a draft has to read to propose there (`reach`), and what prompt lookup
+    with its default settings proposes first (`looked_up`). `emitted` [positions]: the tokens of its documents.
+    """
+    shape, prompts = Shape.of(documents), documents["prompt_tokens"].to_numpy()
+    ids, lengths = documents["prompt_ids"].combine_chunks(), shape.stop - shape.start
+    tokens, start, continued = joined_texts(ids, prompts, emitted, lengths)
+    reach = np.arange(len(emitted)) + shape.each(prompts - shape.start) - 1
+    return {"reach": reach, "looked_up": first_proposals(tokens, start)[continued]}
+
+
+def _losses(run: Run, draft: str, rule: BoundRule, texts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """Return what a draft loses under a rule, summed per document. `texts`: `_of_texts` of each shard.
 
     `lost` [documents]: positions less what the rule accepts, as alpha counts it; `split` [documents, causes]: what
     happened to the emitted tokens, by cause: the same on average over texts; `top` [documents]: the target's largest
     probabilities.
     """
-
-    positions: Array
-    lost: Array
-    split: Array
-    top: Array
-
-
-def _all_losses(run: Run, jobs: Sequence[tuple[str, BoundRule]]) -> list[Losses]:
-    """Return what each of some drafts loses under a rule, [jobs], in one pass over the log."""
-    parts: list[list[Losses]] = [[] for _ in jobs]
-    for shard in run.shards:
-        texts = ShardTexts.of(run, shard.index)
-        for (draft, rule), shards in zip(jobs, parts, strict=True):
-            shards.append(_losses(run, draft, rule, texts))
-    columns = (zip(*(vars(shard).values() for shard in shards), strict=True) for shards in parts)
-    return [Losses(*map(np.concatenate, each)) for each in columns]
-
-
-@dataclass(frozen=True)
-class ShardTexts:
-    """One shard's documents: `reach` [positions]: tokens that a draft has to read to propose there; `looked_up` [positions]:
-    what prompt lookup with its default settings proposes first.
-    """
-
-    index: int
-    shape: Shape
-    reach: Array
-    looked_up: Array
-
-    @classmethod
-    def of(cls, run: Run, index: int) -> ShardTexts:
-        """Read the texts of a complete shard."""
-        table = run.continuations(index, [*SHAPED, "prompt_tokens", "prompt_ids"])
-        emitted = columns_at(run, next(iter(run.manifest.drafts)), index, ["token"])["token"]  # rules read it too
-        shape = Shape.of(table)
-        prompts, lengths = table["prompt_tokens"].to_numpy(), shape.stop - shape.start
-        tokens, start, continued = joined_texts(table["prompt_ids"].combine_chunks(), prompts, emitted, lengths)
-        reach = np.arange(lengths.sum()) + shape.each(prompts - shape.start) - 1
-        return cls(index, shape, reach, first_proposals(tokens, start)[continued])
-
-
-def _losses(run: Run, draft: str, rule: BoundRule, texts: ShardTexts) -> Losses:
-    """Return the losses of one shard."""
-    shape, facts = texts.shape, run.manifest.drafts[draft]
+    facts = run.manifest.drafts[draft]
     names = columns_of(TotalsRequest([rule.id], ()), facts)
     names += ["in_draft_vocabulary"] if facts.reduced_vocabulary else []
-    columns = columns_at(run, draft, texts.index, names)  # nulls become -1, NaN or False
-    columns["greedy"] = shape.each(shape.policy == GREEDY)
-    ready = columns["proposed"] > 0
-    beta = np.where(ready, rule.accept(columns), 0.0).astype(np.float64)
-    own = shape.each(np.isin(shape.policy, rule.rule.policies)) & (not rule.rule.lossy)
-    emitted = rule.emitted(columns)
-    kept = beta if emitted is None else np.where(ready, emitted, 0.0)
-    mass = np.maximum(0.0, 1.0 - np.where(own, kept, beta))
-    cause = _causes(rule, columns, texts, own, run.manifest.target, facts)
-    return Losses(
-        positions=(shape.stop - shape.start).astype(np.float64),
-        lost=shape.sums(1.0 - beta),
-        split=np.stack([shape.sums(np.where(cause == number, mass, 0.0)) for number in range(len(CAUSES))], axis=1),
-        top=shape.sums(columns["target_top_prob"]),
-    )
+
+    def of_shard(columns: dict[str, Array], shape: Shape) -> dict[str, Array]:
+        columns["greedy"] = shape.each(shape.policy == GREEDY)
+        ready = columns["proposed"] > 0
+        beta = np.where(ready, rule.accept(columns), 0.0).astype(np.float64)
+        own = shape.each(np.isin(shape.policy, rule.rule.policies)) & (not rule.rule.lossy)
+        emitted = rule.emitted(columns)
+        kept = beta if emitted is None else np.where(ready, emitted, 0.0)
+        mass = np.maximum(0.0, 1.0 - np.where(own, kept, beta))
+        cause = _causes(rule, columns, shape, own, run.manifest.target, facts)
+        return {
+            "positions": (shape.stop - shape.start).astype(np.float64),
+            "lost": shape.sums(1.0 - beta),
+            "split": np.stack([shape.sums(np.where(cause == number, mass, 0.0)) for number in range(len(CAUSES))], axis=1),
+            "top": shape.sums(columns["target_top_prob"]),
+        }
+
+    read = zip(shards(run, draft, names), texts, strict=True)
+    return gathered(of_shard(columns | own, shape) for (columns, shape), own in read)
 
 
 def _causes(
-    rule: BoundRule, columns: dict[str, Array], texts: ShardTexts, own: Array, target: ModelFacts, draft: DraftFacts
+    rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Array, target: ModelFacts, draft: DraftFacts
 ) -> Array:
     """Return the cause [positions] that a loss at each position has, as its number in CAUSES.
 
     `own` [positions]: the rule's own decoding would emit the text, and acceptance depends on the emitted token.
     """
-    shape, token, guess = texts.shape, columns["token"], columns["draft_top"]
+    token, guess = columns["token"], columns["draft_top"]
     wanted = np.where(own, token, columns["target_top"])
     wanted_prob = np.where(own, columns["target_token_prob"], columns["target_top_prob"])
     wrong = guess != wanted
@@ -249,12 +220,12 @@ def _causes(
     rank = columns["draft_rank_of_token"]
     silent = columns["proposed"] == 0
     where = {
-        BEYOND: silent & (draft.context is not None) & (texts.reach >= (draft.context or 0)),
+        BEYOND: silent & (draft.context is not None) & (columns["reach"] >= (draft.context or 0)),
         NO_PROPOSAL: silent,
         TIE: wrong & shape.each(shape.plain) & ordered & (gap <= target.measured_noise * (1 + 1e-3)),
         VOCABULARY: (wrong | own) & (token == wanted) & ~columns.get("in_draft_vocabulary", np.ones(len(token), dtype=bool)),
         SPECIAL: (wrong | own) & np.isin(wanted, (*target.eos, *(target.special or ()))),
-        LOOKUP: (wrong | own) & draft.has_steps & (texts.looked_up == wanted),
+        LOOKUP: (wrong | own) & draft.has_steps & (columns["looked_up"] == wanted),
         RANK: (wrong | own) & (token == wanted) & (rank >= 2) & (rank <= WIDTH),
         UNCERTAIN: _uncertain(rule, columns, shape, own, wrong),
     }

@@ -7,9 +7,11 @@ rounds per token over the logarithm of the context, each document against its ow
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +26,8 @@ from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import NO_SPREAD, Array, Interval, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.student import quantile
-from alphaprof.totals.count import SHAPED, TotalsRequest, Traced, by_chance, columns_of, has_rounds
-from alphaprof.totals.log_sample import LogPart
+from alphaprof.totals.count import TotalsRequest, Traced, by_chance, columns_of, has_rounds
+from alphaprof.totals.log_sample import LogPart, gathered, tables
 from alphaprof.totals.replay import RoundCounts, Trace, by_token, listed_rounds
 
 ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
@@ -88,7 +90,7 @@ def compute(report: RunReport) -> tuple[ContextAxis, ...]:
         factual = [rule.id for rule in rules if has_rounds(rule, facts) and not by_chance(rule, facts)]
         if not factual:
             continue
-        tokens = ContextTokens.joined([ContextTokens.read(part, draft, asked.request([rule])) for rule in factual])
+        tokens = ContextTokens.read(part, draft, [asked.request([rule]) for rule in factual])
         axis = _axis(draft, tokens, asked, gamma if gamma in tokens.rounds else max(tokens.rounds))
         axes += [axis] if axis is not None else []
     return tuple(axes)
@@ -112,34 +114,31 @@ class ContextTokens:
     stops: bool
 
     @classmethod
-    def read(cls, part: LogPart, draft: str, request: TotalsRequest) -> ContextTokens:
-        """From the log of a draft, under the one rule of `request`."""
-        run, facts, first, parts = part.run, part.run.manifest.drafts[draft], 0, []
-        columns = columns_of(request, facts)
-        for shard in run.shards:
-            texts = run.continuations(shard.index, [*SHAPED, "prompt_tokens"])
-            traced = Traced.of(run.positions(draft, shard.index, columns), texts, facts, request)
-            trace, kept = traced.trace, traced.kept
-            size = trace.stop - trace.start
-            row, place = np.repeat(np.arange(len(size)), size), np.arange(len(kept))
-            begun, left = place - trace.start[row], trace.stop[row] - place
-            at = np.flatnonzero(traced.defined[row] & (begun >= 1))
-            units, prompts = part.documents.units.codes[first + row], texts["prompt_tokens"].to_numpy()[row]
-            arrays = {"unit": units, "document": first + row, "context": prompts + begun, "begun": begun, "left": left}
-            arrays |= {"proposed": trace.proposed > 0, "kept": kept}
-            rounds = {gamma: _of_each_token(traced.own, gamma) for gamma in facts.lengths(request.gammas)}
-            chosen = {name: values[at] for name, values in arrays.items()}
-            parts.append(cls(**chosen, rounds=rounds, stops=request.stops(facts)))
-            first += len(size)
-        return cls.joined(parts)
+    def read(cls, part: LogPart, draft: str, requests: Sequence[TotalsRequest]) -> ContextTokens:
+        """From the log of a draft, the one rule of each request on its own text."""
+        facts = part.run.manifest.drafts[draft]
+        gammas = facts.lengths(requests[0].gammas)
 
-    @classmethod
-    def joined(cls, parts: Sequence[ContextTokens]) -> ContextTokens:
-        """Return the tokens of several parts."""
-        names = ("unit", "document", "context", "begun", "left", "proposed", "kept")
-        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-        rounds = {gamma: np.concatenate([part.rounds[gamma] for part in parts], axis=1) for gamma in parts[0].rounds}
-        return cls(**arrays, rounds=rounds, stops=parts[0].stops)
+        def of_shards(request: TotalsRequest) -> Iterator[dict[Any, Array]]:
+            for positions, texts in tables(part.run, draft, columns_of(request, facts), ["prompt_tokens"]):
+                traced = Traced.of(positions, texts, facts, request)
+                shape, place = traced.shape, np.arange(len(positions))
+                begun, left = place - shape.each(shape.start), shape.each(shape.stop) - place
+                at = np.flatnonzero(shape.each(traced.defined) & (begun >= 1))
+                units, prompts = part.documents.units_of(shape.document), texts["prompt_tokens"].to_numpy()
+                yield {
+                    "unit": shape.each(units)[at],
+                    "document": shape.each(shape.document)[at],
+                    "context": (shape.each(prompts) + begun)[at],
+                    "begun": begun[at],
+                    "left": left[at],
+                    "proposed": traced.proposed[at],
+                    "kept": traced.kept[at],
+                } | {gamma: _of_each_token(traced.own, gamma) for gamma in gammas}
+
+        found = gathered(itertools.chain.from_iterable(map(of_shards, requests)))
+        rounds = {gamma: found.pop(gamma).T for gamma in gammas}
+        return cls(**found, rounds=rounds, stops=requests[0].stops(facts))
 
     def counts(self, gamma: int, chosen: Array) -> RoundCounts:
         """Return the shares of rounds that lie at some of the tokens, by document."""
@@ -169,9 +168,9 @@ class ContextTokens:
 
 
 def _of_each_token(trace: Trace, gamma: int) -> Array:
-    """Return what the round of every token drafted, accepted and emitted, [3, tokens]."""
+    """Return what the round of every token drafted, accepted and emitted, [tokens, 3]."""
     found = listed_rounds(trace, gamma)
-    return np.repeat(np.stack([found.drafted, found.accepted, found.emitted]), found.emitted, axis=1)
+    return np.repeat(np.column_stack([found.drafted, found.accepted, found.emitted]), found.emitted, axis=0)
 
 
 def edges_of(context: Array, unit: Array) -> list[int]:

@@ -5,6 +5,7 @@ Each of the n tokens of a round takes 1/n of it and of its time, so that spans a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,8 +20,8 @@ from alphaprof.report.speeds import speedup_interval, tokens_interval
 from alphaprof.report.wording import alpha_name
 from alphaprof.rules import parse_rule
 from alphaprof.stats.estimate import Array, Interval, distinct, pooled_share
-from alphaprof.totals.count import SHAPED, Spans, TotalsRequest, Traced, by_chance, columns_of, has_rounds
-from alphaprof.totals.log_sample import LogPart
+from alphaprof.totals.count import Spans, TotalsRequest, Traced, by_chance, columns_of, has_rounds
+from alphaprof.totals.log_sample import LogPart, gathered, tables
 from alphaprof.totals.replay import RoundCounts, Rounds
 
 ALL = Mix(("",), None)
@@ -92,24 +93,24 @@ class SpanRows:
     @classmethod
     def read(cls, part: LogPart, draft: str, requests: Sequence[TotalsRequest], gamma: int) -> SpanRows | None:
         """From the log of a draft, the one rule of each request on its own text; None: there are no such spans."""
-        run, facts, found, first = part.run, part.run.manifest.drafts[draft], list[list[Array]](), 0
-        for shard in run.shards:
-            texts = run.continuations(shard.index, SHAPED)
-            for request in requests:
-                positions = run.positions(draft, shard.index, [*columns_of(request, facts), "span"])
+        facts = part.run.manifest.drafts[draft]
+
+        def of_shards(request: TotalsRequest) -> Iterator[dict[int, Array]]:
+            for positions, texts in tables(part.run, draft, [*columns_of(request, facts), "span"]):
                 traced = Traced.of(positions, texts, facts, request)
                 if positions["span"].null_count or not traced.defined.any():
                     continue
                 spans = Spans.of(positions, traced.shape)
-                rounds = traced.rounds(gamma).parts(spans.of_each(len(positions)), len(spans.name), gamma)
-                places = np.searchsorted(traced.shape.document, spans.document)
-                units = part.documents.units.codes[first + places]
+                own = traced.defined[np.searchsorted(traced.shape.document, spans.document)]
+                units = part.documents.units_of(spans.document)
                 sums = spans.sums(traced.proposed), spans.sums(traced.accepted)
-                found.append([each[traced.defined[places]] for each in (spans.name, units, *sums, *vars(rounds).values())])
-            first += len(texts)
+                rounds = traced.rounds(gamma).parts(spans.of_each(len(positions)), len(spans.name), gamma)
+                yield {place: each[own] for place, each in enumerate([spans.name, units, *sums, *vars(rounds).values()])}
+
+        found = gathered(itertools.chain.from_iterable(map(of_shards, requests)))
         if not found:
             return None
-        name, units, proposals, accepted, *counts = map(np.concatenate, zip(*found, strict=True))
+        name, units, proposals, accepted, *counts = found.values()
         return cls(name, proposals, accepted, RoundCounts.of(Rounds(*counts), units, requests[0].stops(facts)))
 
     def of(self, chosen: Array, times: StepTimes | None, confidence: float) -> SpanRounds:

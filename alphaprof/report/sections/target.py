@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,16 +36,20 @@ from alphaprof.stats.estimate import (
 from alphaprof.theory.certificates import SLACK, beta_bound, budget, margin_thresholds, strict_thresholds
 from alphaprof.totals.count import READ, Shape, TotalsRequest, columns_of
 from alphaprof.totals.documents import TextGroup, over_domains
-from alphaprof.totals.log_sample import MARGIN, LogPart, shards
+from alphaprof.totals.log_sample import MARGIN, LogPart, gathered, shards
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 
 Array = np.ndarray[Any, Any]
+Columns = dict[str, Array]  # [positions]
 TARGET = ("target_top_prob", "target_second_prob", "target_margin", "target_entropy")
 QUANTILES = (0.1, 0.5, 0.9)
 STILL_CERTAIN = (0.5, 0.9, 0.99)
 EPSILONS = (0.01, 0.03, 0.1, 0.3)  # nats
 CLOSE = 0.1  # nats: the KL of a draft that is close to its target, by which a text is called predictable
 WIDTHS = (1, 2, 4, 8)  # of one level of a tree
+DIVERGENCES = ("kl_target_draft", "kl_draft_target")
+LOSSLESS = "lossless sampling"  # what is tallied beside the rules
+SHARES = {"certified", "accepted", "beta", "sharp"}  # of what is tallied: shares of the judged positions
 MOSTLY, HARDLY = 0.6, 0.4  # share of positions that are certain for such a draft, from which on, and below which
 TITLE = "what the target alone says: is a domain predictable, and where is acceptance certain"
 EMPTY = "it needs the position log"
@@ -168,47 +172,16 @@ class Target:
 
 def compute(report: RunReport) -> Target:
     """Return what the position log says of the target; nothing without a log, or without a complete shard."""
-    part, shown = report.part, [*report.asked.deciding, *report.others]
+    part, confidence = report.part, report.confidence
+    if not part.run.has_log or not part.run.shards:
+        return Target((), None, (), ())
+    rules = rules_of([*report.asked.deciding, *report.others])
     return Target(
-        texts=predictability(part, report.confidence),
-        certificates=build_certificates(part, report.confidence),
-        tenths=deciles(part, shown, report.confidence),
-        coverage=tuple(coverage(part, report.confidence)),
+        texts=predictability(part, confidence),
+        certificates=certificates(part, confidence),
+        tenths=deciles(part, rules, confidence),
+        coverage=tuple(coverage(part, confidence)),
     )
-
-
-@dataclass(frozen=True)
-class TargetLog:
-    """The target's columns [positions] of all complete shards in corpus order, and the number of positions of each document.
-
-    `thresholds`: by id of the rule; that of strict follows from the two largest probabilities, so that every log has it.
-    """
-
-    columns: dict[str, Array]
-    thresholds: dict[str, Array]
-    lengths: Array
-
-    @classmethod
-    def of(cls, run: Run) -> TargetLog | None:
-        """From the log of any draft: all hold the same. None for a run without a complete shard."""
-        logged = {rule: f"threshold_{rule}" for rule in run.log_rules.certified}
-        parts = list(shards(run, next(iter(run.manifest.drafts)), [*TARGET, *logged.values()]))
-        if not parts:
-            return None
-        columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in (*TARGET, *logged.values())}
-        thresholds = {rule: columns.pop(name) for rule, name in logged.items()}
-        if "strict" not in thresholds:
-            pair = columns["target_top_prob"], columns["target_second_prob"]
-            thresholds = {"strict": strict_thresholds(*pair)} | thresholds
-        return cls(columns, thresholds, np.concatenate([shape.stop - shape.start for _, shape in parts]))
-
-    def part(self, chosen: Array) -> TargetLog:
-        """Return the positions of some documents, chosen by number."""
-        mask = np.isin(np.arange(len(self.lengths)), chosen)
-        rows = np.repeat(mask, self.lengths)
-        columns = {name: values[rows] for name, values in self.columns.items()}
-        thresholds = {rule: values[rows] for rule, values in self.thresholds.items()}
-        return TargetLog(columns, thresholds, self.lengths[mask])
 
 
 def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) -> tuple[Array, Array, Rounds]:
@@ -224,41 +197,57 @@ def certain_runs(thresholds: Array, lengths: Array, epsilon: float, gamma: int) 
 
 
 def predictability(part: LogPart, confidence: float) -> tuple[Predictability, ...]:
-    """Return what the target says of each domain and kind of text; nothing without a log."""
-    run = part.run
-    if not run.has_log or (log := TargetLog.of(run)) is None:
-        return ()
-    return tuple(_of_text(text, log.part(text.rows), max(run.gammas), confidence) for text in part.documents.groups)
+    """Return what the target says of each domain and kind of text. The log of every draft holds the same columns of it; the
+    threshold of strict follows from the two largest probabilities, so that every log has it.
+    """
+    run, gamma = part.run, max(part.run.gammas)
+    logged = {rule: f"threshold_{rule}" for rule in run.log_rules.certified}
+    read = shards(run, next(iter(run.manifest.drafts)), [*TARGET, *logged.values()])
+    log = gathered(columns | {"lengths": shape.stop - shape.start} for columns, shape in read)
+    lengths = log.pop("lengths")
+    own = {} if "strict" in logged else {"strict": strict_thresholds(*(log[name] for name in TARGET[:2]))}
+    thresholds, texts = own | {rule: log[name] for rule, name in logged.items()}, list[Predictability]()
+    for text in part.documents.groups:
+        mine = np.isin(np.arange(len(lengths)), text.rows)
+        rows = np.repeat(mine, lengths)
+        target, known = ({name: values[rows] for name, values in each.items()} for each in (log, thresholds))
+        texts.append(_of_text(text, target, known, lengths[mine], gamma, confidence))
+    return tuple(texts)
 
 
-def _of_text(text: TextGroup, log: TargetLog, gamma: int, confidence: float) -> Predictability:
-    """Return what the target's columns at the positions of a text say."""
+def _of_text(
+    text: TextGroup, target: Columns, thresholds: Columns, lengths: Array, gamma: int, confidence: float
+) -> Predictability:
+    """Return what the target's columns, and thresholds by id of the rule, say at the positions of a text."""
 
     def at(values: Array, probabilities: Sequence[float]) -> tuple[Interval, ...]:
-        return tuple(quantile_interval(values, log.lengths, text.cluster, p, confidence) for p in probabilities)
+        return tuple(quantile_interval(values, lengths, text.cluster, p, confidence) for p in probabilities)
 
     # At the divergence that a tenth of the thresholds does not exceed, 90% of the positions are still certain.
     rests = [1 - share for share in STILL_CERTAIN]
-    tops = np.add.reduceat(log.columns["target_top_prob"].astype(np.float64), np.cumsum(log.lengths) - log.lengths)
-    margins = at(log.columns["target_margin"], QUANTILES)
+    tops = np.add.reduceat(target["target_top_prob"].astype(np.float64), np.cumsum(lengths) - lengths)
     return Predictability(
         **text.named,
         units=distinct(text.cluster),
-        positions=int(log.lengths.sum()),
-        entropy=at(log.columns["target_entropy"], QUANTILES),
-        margin=tuple(replace(margin, high=min(1.0, margin.high)) for margin in margins),
-        top_prob=share_interval(ratio(*by_cluster(text.cluster, tops, log.lengths)), confidence),
-        budgets=tuple(Budget(rule, *at(thresholds, rests)) for rule, thresholds in log.thresholds.items()),
+        positions=int(lengths.sum()),
+        entropy=at(target["target_entropy"], QUANTILES),
+        margin=tuple(replace(margin, high=min(1.0, margin.high)) for margin in at(target["target_margin"], QUANTILES)),
+        top_prob=share_interval(ratio(*by_cluster(text.cluster, tops, lengths)), confidence),
+        budgets=tuple(Budget(rule, *at(values, rests)) for rule, values in thresholds.items()),
         runs=tuple(
-            _certain_run(text, rule, log, epsilon, gamma, confidence) for rule in log.thresholds for epsilon in EPSILONS
+            _certain_run(text, rule, values, lengths, epsilon, gamma, confidence)
+            for rule, values in thresholds.items()
+            for epsilon in EPSILONS
         ),
     )
 
 
-def _certain_run(text: TextGroup, rule: str, log: TargetLog, epsilon: float, gamma: int, confidence: float) -> CertainRun:
-    *sums, rounds = certain_runs(log.thresholds[rule], log.lengths, epsilon, gamma)
-    longest = (float(log.lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
-    shares, runs = (ratio(*by_cluster(text.cluster, each, log.lengths)) for each in sums)
+def _certain_run(
+    text: TextGroup, rule: str, thresholds: Array, lengths: Array, epsilon: float, gamma: int, confidence: float
+) -> CertainRun:
+    *sums, rounds = certain_runs(thresholds, lengths, epsilon, gamma)
+    longest = (float(lengths.max()) + 1) / 2  # the mean run of a text that is certain throughout
+    shares, runs = (ratio(*by_cluster(text.cluster, each, lengths)) for each in sums)
     mean, tokens = mean_interval(runs, confidence), None
     # A lossy rule may accept another token than the text's, and what follows then was not measured.
     if text.policy == GREEDY and not parse_rule(rule).rule.lossy:
@@ -268,73 +257,7 @@ def _certain_run(text: TextGroup, rule: str, log: TargetLog, epsilon: float, gam
     return CertainRun(rule, epsilon, share, replace(mean, high=min(longest, mean.high)), gamma, tokens)
 
 
-@dataclass(frozen=True)
-class Tally:
-    """One rule, summed per document: `judged` positions, those of them that are `certified`, `accepted`, both, and the
-    sum of their `divergence` [documents]; `thresholds` [judged positions] in corpus order.
-    """
-
-    judged: Array
-    certified: Array
-    accepted: Array
-    both: Array
-    divergence: Array
-    thresholds: Array
-
-
-@dataclass(frozen=True)
-class LosslessTally:
-    """Sums per document over positions with a divergence: their number, beta = sum min(p, q), the best bound of it that
-    the divergence gives (`sharp`), and the divergence itself, the smaller one of KL(p||q) and KL(q||p); all [documents].
-    """
-
-    positions: Array
-    beta: Array
-    sharp: Array
-    divergence: Array
-
-
-def tallies(run: Run, draft: str) -> dict[str, Tally]:
-    """Count what the log says of every rule that it holds thresholds of, by id of the rule."""
-    rules = rules_of(list(run.log_rules.certified))
-    parts: dict[str, list[Tally]] = {rule.id: [] for rule in rules}
-    for columns, shape in shards(run, draft, [*READ, *columns_of_certificates(rules)]):
-        for rule in rules:
-            parts[rule.id].append(_tally(rule, columns, shape))
-    return {
-        rule: Tally(*map(np.concatenate, zip(*(vars(part).values() for part in shards_of_rule), strict=True)))
-        for rule, shards_of_rule in parts.items()
-        if shards_of_rule
-    }
-
-
-def columns_of_certificates(rules: Sequence[BoundRule]) -> list[str]:
-    """Name the columns of the log that certificates of these rules read beside READ."""
-    return ["kl_target_draft", *(f"threshold_{rule.id}" for rule in rules)]
-
-
-def inexact_share(run: Run) -> float:
-    """Share of positions where the threshold of some rule is only a lower bound."""
-    draft = next(iter(run.manifest.drafts))
-    parts = [columns["thresholds_exact"] for columns, _ in shards(run, draft, ["thresholds_exact"])]
-    return float(1 - np.concatenate(parts).mean())
-
-
-def _tally(rule: BoundRule, columns: dict[str, Array], shape: Shape) -> Tally:
-    judged, certified = certified_positions(rule, columns, shape)
-    # A certificate is about the target's top token of the scoring pass, whatever rounding made the text's token.
-    accepted = judged & (rule.accept(columns | {"greedy": np.zeros(len(judged), dtype=bool)}) > 0)
-    return Tally(
-        judged=shape.sums(judged),
-        certified=shape.sums(certified),
-        accepted=shape.sums(accepted),
-        both=shape.sums(certified & accepted),
-        divergence=_sums(np.maximum(columns["kl_target_draft"], 0), judged, shape),
-        thresholds=columns[f"threshold_{rule.id}"][judged],
-    )
-
-
-def certified_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Shape) -> tuple[Array, Array]:
+def certified_positions(rule: BoundRule, columns: Columns, shape: Shape) -> tuple[Array, Array]:
     """Return which positions have a certificate, where a draft proposes from a distribution, and at which acceptance is
     certain; both [positions]. What a tree accepts is known where the target's top token was emitted, on greedy text.
     """
@@ -344,16 +267,41 @@ def certified_positions(rule: BoundRule, columns: Mapping[str, Array], shape: Sh
     return judged, judged & (np.maximum(columns["kl_target_draft"], 0) + SLACK < columns[f"threshold_{rule.id}"])
 
 
-def lossless_tally(run: Run, draft: str) -> LosslessTally | None:
-    """Return what divergences promise about lossless sampling, and what it is; None for a draft without a distribution."""
-    parts = []
-    for columns, shape in shards(run, draft, ["overlap", "kl_target_draft", "kl_draft_target"]):
-        known = ~np.isnan(columns["overlap"])
-        divergence = np.maximum(0, np.minimum(columns["kl_target_draft"], columns["kl_draft_target"]))
-        values = [known, columns["overlap"], beta_bound(divergence)]
-        parts.append([_sums(value, known, shape) for value in (*values, divergence)])
-    joined = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
-    return LosslessTally(*joined) if joined and joined[0].any() else None
+def tallies(run: Run, draft: str) -> dict[str, Columns]:
+    """Return sums [documents] over positions, by id of each rule that the log holds thresholds of: the number of those that
+    are `judged`, of those of them that are `certified`, `accepted` and both, and their `divergence`; and by `thresholds`
+    those of the judged positions, in corpus order. By LOSSLESS, of positions with a divergence (`judged`): `beta` = sum
+    min(p, q), the best bound of it that the divergence gives (`sharp`), and the `divergence`, the smaller one of KL(p||q)
+    and KL(q||p).
+    """
+    rules = rules_of(list(run.log_rules.certified))
+
+    def of_shard(columns: Columns, shape: Shape) -> dict[tuple[str, str], Array]:
+        forward, backward = (np.maximum(columns[name], 0) for name in DIVERGENCES)
+        known, smaller = ~np.isnan(columns["overlap"]), np.minimum(forward, backward)
+        values = {"judged": known, "beta": columns["overlap"], "sharp": beta_bound(smaller), "divergence": smaller}
+        found = {(LOSSLESS, name): _sums(each, known, shape) for name, each in values.items()}
+        for rule in rules:
+            judged, certified = certified_positions(rule, columns, shape)
+            # A certificate is about the target's top token of the scoring pass, whatever rounding made the text's token.
+            accepted = judged & (rule.accept(columns | {"greedy": np.zeros(len(judged), dtype=bool)}) > 0)
+            masks = {"judged": judged, "certified": certified, "accepted": accepted, "both": certified & accepted}
+            found |= {(rule.id, name): shape.sums(mask) for name, mask in masks.items()}
+            found[rule.id, "divergence"] = _sums(forward, judged, shape)
+            found[rule.id, "thresholds"] = columns[f"threshold_{rule.id}"][judged]
+        return found
+
+    names = [*READ, *DIVERGENCES, *(f"threshold_{rule.id}" for rule in rules)]
+    tallied: dict[str, Columns] = {}
+    for (rule, name), values in gathered(itertools.starmap(of_shard, shards(run, draft, names))).items():
+        tallied.setdefault(rule, {})[name] = values
+    return tallied
+
+
+def inexact_share(run: Run) -> float:
+    """Share of positions where the threshold of some rule is only a lower bound."""
+    draft, name = next(iter(run.manifest.drafts)), "thresholds_exact"
+    return float(1 - gathered(columns for columns, _ in shards(run, draft, [name]))[name].mean())
 
 
 def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
@@ -364,99 +312,59 @@ def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
     return np.where(infinite, np.inf, shape.sums(np.where(finite, chosen_values, 0.0)))
 
 
-def build_certificates(part: LogPart, confidence: float) -> Certificates | None:
-    """Return what the log of a run says; None if it holds no thresholds, or no complete shard yet."""
-    run, groups = part.run, part.documents.groups
-    if not run.log_rules.certified or not run.shards or not run.has_log:
+def certificates(part: LogPart, confidence: float) -> Certificates | None:
+    """Return what the log of a run says; None if it holds no thresholds."""
+    run, found, bounds = part.run, list[Certificate](), list[LosslessBounds]()
+    if not run.log_rules.certified:
         return None
-    certificates: list[Certificate] = []
-    bounds: list[LosslessBounds] = []
     for draft in run.manifest.drafts:
-        lossless = lossless_tally(run, draft)
-        if lossless is None:  # no distribution, hence no divergence
+        tallied = tallies(run, draft)
+        if not tallied[LOSSLESS]["judged"].any():  # no distribution, hence no divergence
             continue
-        for rule, tally in tallies(run, draft).items():
-            each = (_certificate(text, draft, rule, tally, confidence) for text in groups)
-            certificates += [certificate for certificate in each if certificate is not None]
-        promised = (_lossless_bounds(text, draft, lossless, confidence) for text in groups)
-        bounds += [bound for bound in promised if bound is not None]
+        for (rule, tally), text in itertools.product(tallied.items(), part.documents.groups):
+            judged = tally["judged"]
+            if not (positions := int(judged[text.rows].sum())):
+                continue
+            about = {**text.named, "draft": draft, "documents": text.documents(judged), "positions": positions}
+            about |= {name: text.share(tally[name], judged, confidence) for name in tally.keys() & SHARES}
+            mean = about["mean_divergence"] = float(tally["divergence"][text.rows].sum() / positions)
+            if rule == LOSSLESS:
+                bounds.append(LosslessBounds(**about, from_mean=float(beta_bound(np.array(mean)))))
+                continue
+            mine = np.repeat(np.isin(np.arange(len(judged)), text.rows), judged.astype(np.int64))
+            about["accepted_not_certified"] = text.share(tally["accepted"] - tally["both"], judged, confidence)
+            about["contradicted"] = int((tally["certified"] - tally["both"])[text.rows].sum())
+            found.append(Certificate(**about, rule=rule, rejected_at_most=budget(tally["thresholds"][mine], mean)))
     unknown = tuple(rule for rule in run.rules if rule not in run.log_rules.certified)
-    return Certificates(tuple(certificates), tuple(bounds), inexact_share(run), unknown)
-
-
-def _certificate(text: TextGroup, draft: str, rule: str, tally: Tally, confidence: float) -> Certificate | None:
-    """Return one domain's certificate under one rule; None if nothing was judged."""
-    shares = (tally.certified, tally.accepted, tally.accepted - tally.both)
-    certified, accepted, beyond = (text.share(values, tally.judged, confidence) for values in shares)
-    if certified is None or accepted is None or beyond is None:
-        return None
-    mine = np.isin(np.arange(len(tally.judged)), text.rows)
-    thresholds = tally.thresholds[np.repeat(mine, tally.judged.astype(np.int64))]
-    facts = _about_text(text, draft, tally.judged, tally.divergence)
-    return Certificate(
-        rule=rule,
-        certified=certified,
-        accepted=accepted,
-        accepted_not_certified=beyond,
-        contradicted=int((tally.certified - tally.both)[text.rows].sum()),
-        rejected_at_most=budget(thresholds, facts["mean_divergence"]),
-        **facts,
-    )
-
-
-def _lossless_bounds(text: TextGroup, draft: str, tally: LosslessTally, confidence: float) -> LosslessBounds | None:
-    beta, sharp = (text.share(values, tally.positions, confidence) for values in (tally.beta, tally.sharp))
-    if beta is None or sharp is None:
-        return None
-    facts = _about_text(text, draft, tally.positions, tally.divergence)
-    return LosslessBounds(beta=beta, sharp=sharp, from_mean=float(beta_bound(facts["mean_divergence"])), **facts)
-
-
-def _about_text(text: TextGroup, draft: str, counts: Array, divergence: Array) -> dict[str, Any]:
-    """Return what certificates and bounds say of their text; `counts`, `divergence` [documents]: positions, and sums over
-    them.
-    """
-    positions = counts[text.rows].sum()
-    return {
-        **text.named,
-        "draft": draft,
-        "documents": text.documents(counts),
-        "positions": int(positions),
-        "mean_divergence": float(divergence[text.rows].sum() / positions),
-    }
+    return Certificates(tuple(found), tuple(bounds), inexact_share(run), unknown)
 
 
 def decile_counts(run: Run, draft: str, rules: Sequence[BoundRule], edges: Array) -> dict[str, Array]:
     """Count a draft's positions by id of the rule, [documents, bins, 4]: those with a proposal, the sum of beta_t over them,
-    those that have a certificate, and those of them that are certified. Nothing if the run has no complete shard.
-
-    `edges`: see `log_sample.decile_edges`.
+    those that have a certificate, and those of them that are certified. `edges`: see `log_sample.decile_edges`.
     """
     thresholds = [rule for rule in rules if rule.id in run.log_rules.certified]
-    request = TotalsRequest([rule.id for rule in rules], ())
-    names = [*columns_of(request, run.manifest.drafts[draft]), MARGIN]
-    names += columns_of_certificates(thresholds) if thresholds else []
-    parts: dict[str, list[Array]] = {}
-    for columns, shape in shards(run, draft, list(dict.fromkeys(names))):
-        columns["greedy"] = shape.each(shape.policy == GREEDY)
-        proposed = columns["proposed"] > 0
-        nowhere = np.zeros(len(proposed), dtype=bool)
-        documents, size = len(shape.document), len(edges) + 1
+    names = [*columns_of(TotalsRequest([rule.id for rule in rules], ()), run.manifest.drafts[draft]), MARGIN]
+    names += ["kl_target_draft", *(f"threshold_{rule.id}" for rule in thresholds)] if thresholds else []
+
+    def of_shard(columns: Columns, shape: Shape) -> dict[str, Array]:
+        columns["greedy"], proposed = shape.each(shape.policy == GREEDY), columns["proposed"] > 0
+        nowhere, documents, size = np.zeros(len(proposed), dtype=bool), len(shape.document), len(edges) + 1
         cell = shape.each(np.arange(documents)) * size + np.searchsorted(edges, columns[MARGIN], side="right")
+        found = {}
         for rule in rules:
             certified = certified_positions(rule, columns, shape) if rule in thresholds else (nowhere, nowhere)
             each = (proposed, np.where(proposed, rule.accept(columns), 0.0), *certified)
             counts = [np.bincount(cell, values, documents * size) for values in each]
-            parts.setdefault(rule.id, []).append(np.stack(counts, axis=-1).reshape(documents, size, 4))
-    return {rule: np.concatenate(counts) for rule, counts in parts.items()}
+            found[rule.id] = np.stack(counts, axis=-1).reshape(documents, size, 4)
+        return found
+
+    return gathered(itertools.starmap(of_shard, shards(run, draft, names)))
 
 
-def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Decile, ...]:
-    """Build the tenths of all positions of every draft under some rules; none without a complete shard or a log."""
-    run = part.run
-    if not run.has_log or not run.shards:
-        return ()
-    texts = over_domains(part.documents.groups)
+def deciles(part: LogPart, rules: Sequence[BoundRule], confidence: float) -> tuple[Decile, ...]:
+    """Build the tenths of all positions of every draft under some rules."""
+    ends = list(itertools.pairwise([None, *map(float, part.edges), None]))
     return tuple(
         Decile(
             draft=draft,
@@ -471,37 +379,39 @@ def deciles(part: LogPart, rules: Sequence[str], confidence: float) -> tuple[Dec
             accepted=text.share(accepted, proposed, confidence),
             certified=text.share(certified, judged, confidence),
         )
-        for draft in run.manifest.drafts
-        for rule, counts in decile_counts(run, draft, rules_of(rules), part.edges).items()
-        for text in texts
-        for place, (low, high) in enumerate(itertools.pairwise([None, *map(float, part.edges), None]), 1)
+        for draft in part.run.manifest.drafts
+        for rule, counts in decile_counts(part.run, draft, rules, part.edges).items()
+        for text in over_domains(part.documents.groups)
+        for place, (low, high) in enumerate(ends, 1)
         for proposed, accepted, judged, certified in [counts[:, place - 1].T]
     )
 
 
 def coverage(part: LogPart, confidence: float) -> Iterator[Coverage]:
     """Yield what one level of each width holds, of every draft with a distribution, on text that the target chose."""
-    run = part.run
-    groups = [text.rows for text in part.documents.groups if text.on_policy]
-    if not groups or not run.has_log or not run.shards:
+    run, groups = part.run, [text.rows for text in part.documents.groups if text.on_policy]
+    if not groups:
         return
     own = np.sort(np.concatenate(groups))
     cluster = part.documents.units.codes[own]
     logged = {width: f"threshold_tree_{width}" for width in WIDTHS if f"tree_{width}" in run.log_rules.certified}
     names = ["draft_rank_of_token", "kl_target_draft", *TARGET[:3], *logged.values()]
-    for draft in (name for name, facts in run.manifest.drafts.items() if facts.has_distribution):
-        counts: dict[int, list[Array]] = {width: [] for width in WIDTHS}
-        for columns, shape in shards(run, draft, names):
-            rank, divergence = columns["draft_rank_of_token"], np.maximum(columns["kl_target_draft"], 0) + SLACK
-            exact = {width: columns[name] for width, name in logged.items()}
-            exact[1] = strict_thresholds(columns["target_top_prob"], columns["target_second_prob"])
-            for width in WIDTHS:
-                by_margin = divergence < margin_thresholds(columns["target_margin"], width)
-                sure = divergence < exact[width] if width in exact else np.zeros(len(rank), dtype=bool)
-                each = np.ones(len(rank)), (rank >= 1) & (rank <= width), sure, by_margin
-                counts[width].append(np.stack([shape.sums(values) for values in each], 1))
+
+    def of_shard(columns: Columns, shape: Shape) -> dict[int, Array]:
+        rank, divergence = columns["draft_rank_of_token"], np.maximum(columns["kl_target_draft"], 0) + SLACK
+        exact = {width: columns[name] for width, name in logged.items()}
+        exact[1] = strict_thresholds(columns["target_top_prob"], columns["target_second_prob"])
+        found = {}
         for width in WIDTHS:
-            positions, *kept = np.concatenate(counts[width])[own].T
+            by_margin = divergence < margin_thresholds(columns["target_margin"], width)
+            sure = divergence < exact[width] if width in exact else np.zeros(len(rank), dtype=bool)
+            each = np.ones(len(rank)), (rank >= 1) & (rank <= width), sure, by_margin
+            found[width] = np.stack([shape.sums(values) for values in each], 1)
+        return found
+
+    for draft in (name for name, facts in run.manifest.drafts.items() if facts.has_distribution):
+        for width, counts in gathered(itertools.starmap(of_shard, shards(run, draft, names))).items():
+            positions, *kept = counts[own].T
             covered, certain, margin = (pooled_share(cluster, each, positions, confidence) for each in kept)
             if covered is not None and margin is not None:
                 yield Coverage(draft, width, covered, certain if width in logged or width == 1 else None, margin)
@@ -517,9 +427,19 @@ def draw(report: RunReport) -> Iterator[Block]:
         yield ""
         yield from _target_alone(target.texts)
         yield ""
+    known = target.certificates.certificates if target.certificates else ()
+    cut = {draft for draft, facts in report.run.draft_models.items() if facts.reduced_vocabulary}
+    uncertified = cut - {item.draft for item in known if item.certified.value > 0}  # no rule is certain of them anywhere
     if target.certificates is not None:
-        yield from _certificate_blocks(report, target.certificates)
-    yield from _tenth_blocks(report, target)
+        yield from _certificate_blocks(target.certificates, cut, uncertified)
+    certain = {(item.draft, item.rule) for item in known if item.draft not in uncertified}
+    decisive = {(result.draft, result.rule) for result in report.results if result.verdict is not None}
+    for draft in report.run.drafts:
+        mine = [item for item in target.tenths if item.draft == draft]
+        both = [item for item in mine if (draft, item.rule) in certain]
+        yield from _tenth_tables(f"draft {draft}: certified of accepted", both, _certified)
+        rest = [item for item in mine if (draft, item.rule) in decisive - certain]
+        yield from _tenth_tables(f"draft {draft}: accepted", rest, lambda item: fmt.share_with_interval(item.accepted))
     yield from _coverage_tables(report, target.coverage)
 
 
@@ -576,44 +496,38 @@ def _spread_cell(values: Sequence[Interval]) -> str:
     return f"{fmt.interval(middle)}\n{fmt.number(low.value)} to {fmt.number(high.value)}"
 
 
-def _certificate_blocks(report: RunReport, found: Certificates) -> Iterator[Block]:
-    """Yield what thresholds say about each draft."""
-    infinite, nothing = without_mean_divergence(report, found), _uncertified(report, found)
+def _certificate_blocks(found: Certificates, cut: Set[str], uncertified: Set[str]) -> Iterator[Block]:
+    """Yield what thresholds say about each draft. `cut`: drafts with a reduced vocabulary; `uncertified`: those of them that
+    no rule is certain of at any position.
+    """
     for draft in dict.fromkeys(item.draft for item in found.certificates):
-        if draft in infinite:
-            yield f"draft {infinite[draft]}"
+        mine = [item for item in found.certificates if item.draft == draft]
+        bounds = [item for item in found.lossless if item.draft == draft]
+        endless = draft in cut and all(math.isinf(item.mean_divergence) for item in mine)
+        if endless:
+            each = (f"{text_name(item, bounds, not item.on_policy)} {fmt.share(1 - item.beta.value)}" for item in bounds)
+            yield (
+                f"draft {draft} cannot propose some tokens that the target can emit: KL(p||q) is infinite at such positions "
+                f"and on average. Mean total variation, 1 - overlap: {', '.join(each)}"
+            )
             yield ""
-        if draft not in nothing:
-            mine = [item for item in found.certificates if item.draft == draft]
-            yield from _certified_positions(draft, mine, averaged=draft not in infinite)
-        yield from _lossless_table(draft, [item for item in found.lossless if item.draft == draft], draft in infinite)
+        if draft not in uncertified:
+            yield from _certified_positions(draft, mine, averaged=not endless)
+        columns: dict[str, Callable[[LosslessBounds], str]] = {
+            "beta": lambda item: fmt.share_with_interval(item.beta),
+            "bound": lambda item: fmt.share_with_interval(item.sharp),
+        }
+        if not (endless and all(math.isinf(item.mean_divergence) for item in bounds)):
+            columns["mean of the\nsmaller KL"] = lambda item: fmt.number(item.mean_divergence)
+            columns["bound from\nthe mean"] = lambda item: fmt.share(item.from_mean)
+        title = f"draft {draft}: lossless acceptance, and its bound from the smaller KL at each position"
+        note = "  for text that was not sampled: beta at temperature 1; lossless sampling would not write this text"
+        yield from table_of(title, bounds, columns, below=[note] if any(item.sampling is None for item in bounds) else [])
     if found.inexact:
         part = fmt.percent(found.inexact)
         yield f"At {part} of positions a rule accepts more tokens than logged: its threshold is a lower bound."
     if found.unknown:
         yield f"No certificate is known for {', '.join(found.unknown)}, so no draft has a threshold."
-
-
-def without_mean_divergence(report: RunReport, found: Certificates) -> dict[str, str]:
-    """Say of drafts whose mean KL(p||q) is infinite throughout what stands in its place."""
-    said: dict[str, str] = {}
-    for draft, facts in report.run.draft_models.items():
-        mine = [item for item in found.certificates if item.draft == draft]
-        if facts.reduced_vocabulary and mine and all(math.isinf(item.mean_divergence) for item in mine):
-            bounds = [item for item in found.lossless if item.draft == draft]
-            each = (f"{text_name(item, bounds, not item.on_policy)} {fmt.share(1 - item.beta.value)}" for item in bounds)
-            said[draft] = (
-                f"{draft} cannot propose some tokens that the target can emit: KL(p||q) is infinite at such positions and "
-                f"on average. Mean total variation, 1 - overlap: {', '.join(each)}"
-            )
-    return said
-
-
-def _uncertified(report: RunReport, found: Certificates | None) -> set[str]:
-    """Name drafts with a reduced vocabulary that no rule is certain of at any position."""
-    certificates = found.certificates if found else ()
-    some = {item.draft for item in certificates if item.certified.value > 0}
-    return {item.draft for item in certificates if report.run.draft_models[item.draft].reduced_vocabulary} - some
 
 
 def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool) -> Iterator[Block]:
@@ -624,7 +538,7 @@ def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool
     names = text_names([same[0] for same in texts.values()], mine)
     certified, rejected = (
         [(name, {item.rule: cell(item) for item in same}) for name, same in zip(names, texts.values(), strict=True)]
-        for cell in (_certified, _rejected)
+        for cell in (_certified, lambda item: f"{fmt.share(1 - item.accepted.value)} <= {fmt.share(item.rejected_at_most)}")
     )
     yield table_by_columns(f"draft {draft}: certified of accepted, by domain", certified, draft=draft)
     if averaged:
@@ -648,47 +562,16 @@ def _certified(item: Certificate | Decile) -> str:
     return f"{value}\n[{fmt.share(item.certified.low, 2)}, {fmt.share(item.certified.high, 2)}]"
 
 
-def _rejected(item: Certificate) -> str:
-    return f"{fmt.share(1 - item.accepted.value)} <= {fmt.share(item.rejected_at_most)}"
-
-
-def _lossless_table(draft: str, bounds: Sequence[LosslessBounds], cut: bool) -> Iterator[Table]:
-    """Yield beta and its bounds, by domain; of a draft whose vocabulary is `cut` no infinite means."""
-    columns: dict[str, Callable[[LosslessBounds], str]] = {
-        "beta": lambda item: fmt.share_with_interval(item.beta),
-        "bound": lambda item: fmt.share_with_interval(item.sharp),
-        "mean of the\nsmaller KL": lambda item: fmt.number(item.mean_divergence),
-        "bound from\nthe mean": lambda item: fmt.share(item.from_mean),
-    }
-    if cut and all(math.isinf(item.mean_divergence) for item in bounds):
-        columns = dict(list(columns.items())[:2])
-    title = f"draft {draft}: lossless acceptance, and its bound from the smaller KL at each position"
-    note = "  for text that was not sampled: beta at temperature 1; lossless sampling would not write this text"
-    yield from table_of(title, bounds, columns, below=[note] if any(item.sampling is None for item in bounds) else [])
-
-
-def _tenth_blocks(report: RunReport, target: Target) -> Iterator[Block]:
-    """Yield acceptance by tenths of the target's margin: of rules with certificates that say something what was certified
-    of it, of the verdict's other rules the acceptance alone.
-    """
-    nothing = _uncertified(report, target.certificates)
-    known = target.certificates.certificates if target.certificates else ()
-    certain = {(item.draft, item.rule) for item in known if item.draft not in nothing}
-    decisive = {(result.draft, result.rule) for result in report.results if result.verdict is not None}
-    for draft in report.run.drafts:
-        mine = [item for item in target.tenths if item.draft == draft]
-        both = [item for item in mine if (draft, item.rule) in certain]
-        yield from _tenth_tables(f"draft {draft}: certified of accepted", both, _certified)
-        rest = [item for item in mine if (draft, item.rule) in decisive - certain]
-        yield from _tenth_tables(f"draft {draft}: accepted", rest, lambda item: fmt.share_with_interval(item.accepted))
-
-
 def _tenth_tables(what: str, items: Sequence[Decile], cell: Callable[[Decile], str]) -> Iterator[Table]:
-    """Yield a table for each kind of text, which titles name if there are several."""
+    """Yield acceptance by tenths of the target's margin, a table for each kind of text, which titles name if there are
+    several. A tenth is named by where it begins: the next one begins where it ends.
+    """
     kinds: dict[str, dict[int, tuple[str, dict[str, str]]]] = {}
     for item in items:
         kind = fmt.text_kind(item.continuation, item.sampling) + ("" if item.on_policy else ", off-policy")
-        kinds.setdefault(kind, {}).setdefault(item.place, (_range(item), {}))[1][item.rule] = cell(item)
+        edge = item.high if item.low is None else item.low
+        margin = "all" if edge is None else f"{'below' if item.low is None else 'from'} {fmt.share(edge)}"
+        kinds.setdefault(kind, {}).setdefault(item.place, (margin, {}))[1][item.rule] = cell(item)
     for kind, rows in kinds.items():
         title = f"{what}, by tenths of the target's margin{f' ({kind})' if len(kinds) > 1 else ''}"
         yield table_by_columns(title, list(rows.values()), named="margin", draft=items[0].draft)
@@ -712,11 +595,3 @@ def _coverage_tables(report: RunReport, found: Sequence[Coverage]) -> Iterator[T
         ]
         title = f"draft {draft}: share of positions whose token is among the draft's top tokens{first}"
         yield table_by_columns(title, rows, named="top", draft=draft)
-
-
-def _range(item: Decile) -> str:
-    """Return a tenth by where it begins: the next one begins where it ends."""
-    edge = item.high if item.low is None else item.low
-    if edge is None:
-        return "all"
-    return f"{'below' if item.low is None else 'from'} {fmt.share(edge)}"
