@@ -48,7 +48,7 @@ ORDER = (
 APART = {"render": {"config"}, "profiling": {"report", "render"}}
 
 # Within profiling too: what loads and reads, what measures it, the run that does so, and what uses the models of a run.
-PROFILING = ("models", "texts", "scoring", "heads", "timing", "engine", "shard", "profile", "decoding", "training")
+PROFILING = ("models", "texts", "scoring", "heads", "timing", "engine", "checks", "shard", "profile", "decoding", "training")
 # Rooms, each a module or a folder: they import the road, never another room, but for the command that starts what is one.
 ROOMS = ("commands/*", "profiling/training", "profiling/on_ray")
 STARTED = {("commands/profile", "profiling/on_ray")}

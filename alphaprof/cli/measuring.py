@@ -18,7 +18,6 @@ from alphaprof.cli.common import (
     Resume,
     command,
     formats,
-    has_begun,
     how,
     interruptible,
     output,
@@ -91,8 +90,12 @@ def profile(
     """Stream the data through target and drafts once and write the position log."""
     options = loaded_profile(profile_file, overrides, limit)
     from alphaprof.commands import profile as profiling
+    from alphaprof.config.part import WHOLE, part_of
+    from alphaprof.profiling.checks import check_early
 
     profiling.require_together(options.execution.workers, out, dry_run, form, resume, reuse, part)
+    share = part_of(part) if part else WHOLE
+    check_early(options, out, resume, reuse, share)
     if out is None or dry_run:
         with working(None) as progress:
             from alphaprof.commands.dry_run import dry_run as looked
@@ -101,9 +104,8 @@ def profile(
         show(answer, form)
         answer.require_runnable()
         return
-    require_references(options, data=not has_begun(out))
     with working(out) as progress:
-        done = profiling.profile(options, out, progress, resume, reuse, part, texts_only, take_over)
+        done = profiling.profile(options, out, progress, resume, reuse, share, texts_only, take_over)
     print(done)
 
 
@@ -131,13 +133,6 @@ def loaded_profile(profile_file: Path, overrides: list[str] | None, limit: int |
     if missing := [name for name in ("torch", "transformers", "datasets") if find_spec(name) is None]:
         raise ExtraMissing(f"profiling needs {', '.join(missing)}", install_line("profile"))
     return options
-
-
-def require_references(options: ProfileOptions, data: bool = True, drafts: bool = True) -> None:
-    """Raise what `check_references` finds wrong with the profile's models and data, before torch is imported."""
-    from alphaprof.profiling.models.hub import check_references
-
-    check_references(options, data, drafts)
 
 
 def _have_threads_sleep() -> None:
@@ -183,8 +178,10 @@ def train(
     overrides: ProfileChanges = None,
 ) -> None:
     """Train an EAGLE-3 head on the texts of a run, and profile it on held-out documents."""
+    from alphaprof.profiling.models.hub import check_references
+
     options = loaded_profile(profile_file, overrides)
-    require_references(options, data=False, drafts=False)
+    check_references(options, data=False, drafts=False)
     with working(str(out)) as progress:
         from alphaprof.profiling import training
 

@@ -22,7 +22,7 @@ from alphaprof.cli.common import (
     run_directory,
     show,
 )
-from alphaprof.cli.measuring import loaded_profile, require_references, working
+from alphaprof.cli.measuring import loaded_profile, working
 
 group = Typer()
 
@@ -66,10 +66,11 @@ def validate(
     Exit code 0: within the tolerance, or too noisy to tell; 13: outside; 11: too noisy, with --undecided fail.
     """
     from alphaprof.config.load import known_rules
+    from alphaprof.profiling.checks import check_early
 
     rules = known_rules(rule or [], "--rule")
     options = loaded_profile(profile_file, overrides, documents)
-    require_references(options)
+    check_early(options, out)
     with run_directory(out) as folder, working(None) as progress:
         from alphaprof.commands.validate.engine import validate_by
         from alphaprof.commands.validate.validation import build_validation, require_within

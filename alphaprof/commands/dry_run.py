@@ -21,7 +21,7 @@ from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DiskFull
 from alphaprof.profiling.models.hub import expected_documents
-from alphaprof.profiling.profile import profile_with_models, time_steps_of
+from alphaprof.profiling.profile import First, profile_with_models, time_steps_of
 from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.chat import writes_the_date
 from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
@@ -30,7 +30,6 @@ from alphaprof.render.format import count, data_size, duration, many, percent, s
 from alphaprof.report.wording import wiring_lines
 from alphaprof.run.manifest import DraftFacts, left_out_remedy
 from alphaprof.run.notes import check_of
-from alphaprof.run.place import require_new
 from alphaprof.run.storage import LocalStorage, storage_of
 from alphaprof.run.writer import RunWriter
 
@@ -107,17 +106,9 @@ def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> Dry
     """Profile the first documents with few new tokens, and look at more of them. `out`: the planned run's storage, if known.
     Raises the errors of `errors.py` that would stop the run; what would stop it later, `DryRun.require_runnable` raises.
     """
-    if out is not None:
-        require_new(storage_of(out))
+    trial = First(max(TRIED, len(options.data)), NEW_TOKENS)
     with tempfile.TemporaryDirectory(prefix="alphaprof-") as folder, RunWriter.opened(Path(folder, "run")) as run:
-        few = []  # new tokens, in one shard
-        for index, source in enumerate(options.data):
-            continuation = options.continuation_of(index)
-            if limit := getattr(continuation, "max_new_tokens", None):
-                continuation = continuation.model_copy(update={"max_new_tokens": min(NEW_TOKENS, limit)})
-            few.append(source.model_copy(update={"continuation": continuation}))
-        trial = max(TRIED, len(few))
-        plan = profile_with_models(options.model_copy(update={"data": few, "shard_documents": trial}), run, progress, trial)
+        plan = profile_with_models(options, run, progress, trial)
         # Whether steps can be timed, at the first batch size and context. An engine would need the memory of these models.
         costs = plan.options.costs
         if isinstance(costs, MeasuredCosts) and costs.source == "measured":

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaprof.config.part import WHOLE, part_of
+from alphaprof.config.part import Part
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import OptionInvalid
 
@@ -46,7 +46,7 @@ def profile(
     progress: Progress,
     resume: bool,
     reuse: Path | None,
-    part: str | None,
+    part: Part,
     texts_only: bool,
     take_over: bool,
 ) -> str:
@@ -60,8 +60,7 @@ def profile(
     else:
         from alphaprof.profiling import profile as profiling
 
-        share = part_of(part) if part else WHOLE
-        run = profiling.profile(options, out, progress, resume, reuse, share, None, texts_only, take_over)
+        run = profiling.profile(options, out, progress, resume, reuse, part, None, texts_only, take_over)
     manifest, place = run.manifest, shlex.quote(out)
     if manifest.status == "complete":
         return f"{out}: {manifest.documents} documents, {manifest.positions} positions. Next: alphaprof report {place}"

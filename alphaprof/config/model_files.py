@@ -28,6 +28,9 @@ LONGEST = 100_000_000  # bytes of a header, as safetensors limits it
 OF_GGUF = re.compile(rb"general\.(architecture|type)\x08\x00\x00\x00(.)\x00{7}([ -~]+)", re.DOTALL)
 
 
+GGUF_CONTEXT = re.compile(rb"\.context_length\x04\x00\x00\x00(.{4})", re.DOTALL)  # a uint32
+
+
 @dataclass(frozen=True)
 class Stored:
     """A tensor as a file holds it, under its `name` there; `dtype` as safetensors calls it."""
@@ -165,6 +168,19 @@ def stored_dtype(path: Path) -> str | None:
         if tensor.dtype in DTYPES:  # beside packed integers
             counts[tensor.dtype] += math.prod(tensor.shape)
     return DTYPES.get(max(counts, key=lambda name: counts[name], default=""))
+
+
+def context_of(place: Path) -> int | None:
+    """Return the longest text in tokens of the model in a folder or a GGUF file; None: its files do not say. Raises
+    `ModelUnloadable`.
+    """
+    if place.is_file():
+        with place.open("rb") as file:
+            found = GGUF_CONTEXT.search(file.read(1 << 16))
+        return None if found is None else int.from_bytes(found[1], "little") or None
+    groups = ModelFiles.of(place).settings[::-1]  # those of its text first
+    stated = [group.get(name) for group in groups for name in ("max_position_embeddings", "n_positions")]
+    return next((limit for limit in stated if type(limit) is int and limit > 0), None)
 
 
 def gguf_kind(path: Path) -> str:

@@ -409,6 +409,12 @@ class ProfileOptions(Options):
         computed = RooflineCosts(source="roofline", accelerator=accelerator, tp=tp, preset=preset, **given)
         return self.model_copy(update={"costs": computed})
 
+    def with_dtype(self, dtype: str) -> ProfileOptions:
+        """Return the same with `dtype` for the target where it is left to auto."""
+        if self.target.dtype != AUTO:
+            return self
+        return self.model_copy(update={"target": self.target.model_copy(update={"dtype": dtype})})
+
     def models(self) -> dict[str, ModelOptions]:
         """Return the models by their names in messages: the target, and drafts that are models of their own."""
         drafts = {f"draft {name}": draft.own_model for name, draft in self.drafts.items()}

@@ -12,7 +12,7 @@ import yaml
 
 from alphaprof.config.heads import DFLASH, MODEL, causal_layers, longest_block, recognized, require_kind, settings_of
 from alphaprof.config.load import load_profile
-from alphaprof.config.model_files import CONFIG, ModelFiles
+from alphaprof.config.model_files import CONFIG, ModelFiles, context_of
 from alphaprof.errors import OptionInvalid
 
 KINDS = {  # of drafts that are not models by themselves, by their names, where their files are not here
@@ -23,9 +23,10 @@ KINDS = {  # of drafts that are not models by themselves, by their names, where 
     "eagle1": re.compile(r"eagle", re.IGNORECASE),
 }
 LOOKUP = ("ngram", "prompt_lookup", "lookup")  # names of the draft that every profile has: it needs no model
+NEW_TOKENS = 256  # at most, and at most half of the target's context: the other half is for prompts
 BLOCK, USUAL = 15, set(range(1, 9))  # drafts of a DFlash round, if files do not say; and gammas of profiles
+ELSE = "# temperature 0; else {kind: sampled, temperature: 0.7, top_p: 0.9}"
 AFTER = """\
-continuation: {kind: greedy, max_new_tokens: 256}   # temperature 0; else {kind: sampled, temperature: 0.7, top_p: 0.9}
 decision: {min_speedup: 1.10, confidence: 0.95}     # GO if the speedup's lower bound reaches min_speedup
 # Step times are measured on a CPU, computed on a GPU. Your engine's are more relevant: docs/costs.md, docs/vllm.md
 # costs: {source: roofline, accelerator: h200, preset: sglang-h200}
@@ -51,6 +52,9 @@ def write_profile(target: str, drafts: Sequence[str], sources: Mapping[str, Mapp
     unknown = any(_draft(draft)["kind"] == DFLASH.kind and not Path(draft).exists() for draft in drafts)
     if more := sorted({*(_draft(draft).get("gamma", 1) for draft in drafts), *[BLOCK] * unknown} - USUAL):
         lines.append(f"gammas: {[*sorted(USUAL), *more]}   # speculative tokens, with the gamma of DFlash drafts")
+    context = context_of(Path(target)) if Path(target).exists() else None
+    greedy = {"kind": "greedy", "max_new_tokens": min(NEW_TOKENS, context // 2) if context else NEW_TOKENS}
+    lines.append(f"continuation: {_flow(greedy)}   {ELSE}")
     out.write_text("\n".join(lines) + "\n" + AFTER, encoding="utf-8")
     load_profile(out)
 

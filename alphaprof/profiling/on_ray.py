@@ -9,11 +9,9 @@ import logging
 import os
 import platform
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +19,9 @@ import pyarrow as pa
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.config.profile import ExecutionOptions, ProfileOptions
-from alphaprof.errors import AlphaprofError, ExtraMissing, OptionInvalid, WorkerFailed
+from alphaprof.errors import AlphaprofError, OptionInvalid, WorkerFailed
 from alphaprof.profiling import profile as road
+from alphaprof.profiling.checks import ADDRESS, as_measured, require_ray
 from alphaprof.profiling.shard import Advance, Loaded, Progress, ShardRows, ShardTexts, score_shard, write_shard
 from alphaprof.profiling.texts.corpus import Ids, Staged, documents_of
 from alphaprof.run.manifest import Manifest, Shard
@@ -30,13 +29,11 @@ from alphaprof.run.reader import Run
 from alphaprof.run.storage import address_of, storage_of
 from alphaprof.run.writer import RunWriter
 from alphaprof.totals.files import write_totals
-from alphaprof.version import install_line
 
 AGAIN = 3  # times that work is done again because its actor was killed
 RESTARTS = 100  # times that an actor is started again in all
 PATIENCE = 60.0  # seconds without an answer until that is said; then twice as long each time
 STORE = 200_000_000  # bytes of a local Ray's object store: few shards are on their way at once
-ADDRESS = "RAY_ADDRESS"
 KEPT = "finished work is kept: fix the cause, then rerun the command with --resume"
 
 
@@ -69,29 +66,6 @@ def profile_on_ray(
         progress.say("counting totals")
         run.finish(write_totals)
     return run
-
-
-def require_ray() -> None:
-    """Raise `ExtraMissing` if Ray is not installed, and `OptionInvalid` for an address that takes no driver, or where
-    nobody answers.
-    """
-    if find_spec("ray") is None:
-        raise ExtraMissing("execution.workers needs ray", install_line("ray"))
-    address = os.environ.get(ADDRESS, "")
-    if "://" in address:
-        raise OptionInvalid(
-            f"{ADDRESS}={address} is not a node's HOST:PORT, needed by a driver",
-            "run it in the cluster: ray job submit --address http://HOST:8265 -- alphaprof profile ...",
-        )
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except (OSError, OverflowError, UnicodeError) as error:  # Ray itself asks for minutes
-            raise OptionInvalid(
-                f"nothing answers at {ADDRESS}={address}: {error}",
-                f"correct {ADDRESS}, or unset it to use this machine alone",
-            ) from None
 
 
 @contextlib.contextmanager
@@ -239,7 +213,7 @@ class Driver:
 
     def __init__(self, ray: Any, options: ProfileOptions, run: RunWriter, progress: Progress) -> None:
         self._ray, self._run, self._progress = ray, run, progress
-        self._options = road.as_measured(options, run.manifest) if run.begun else options
+        self._options = as_measured(options, run.manifest) if run.begun else options
         self._resources = ray.cluster_resources()
         self._gpus = gpus_of(options, self._resources)
         self._told = set[tuple[str, ...]]()
@@ -252,7 +226,7 @@ class Driver:
         for index in range(staged):
             self._run.stage(*self._asked(actor, "staged", index).made)
         self._run.begin(manifest)
-        self._options = road.as_measured(self._options, manifest)
+        self._options = as_measured(self._options, manifest)
         self._ray.kill(actor)
 
     def goes_on(self) -> bool:

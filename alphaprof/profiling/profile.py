@@ -23,28 +23,26 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from alphaprof.config.engines import VLLM
-from alphaprof.config.hardware import ACCELERATORS, DEVICES, preset_of
+from alphaprof.config.hardware import ACCELERATORS, DEVICES
 from alphaprof.config.options import (
     MeasuredCosts,
     RooflineCosts,
     SampledContinuation,
-    TableCosts,
     TextContinuation,
 )
 from alphaprof.config.part import WHOLE, Part
 from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.cost_model import shape_of
-from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch
-from alphaprof.profiling.engine.client import TRIED, engine_environment, vllm_version
-from alphaprof.profiling.engine.steps import no_method, time_engines
-from alphaprof.profiling.engine.texts import TextWriter, check_engine
+from alphaprof.profiling.checks import as_measured, check_costs, require_same_profile, reusable
+from alphaprof.profiling.engine.client import TRIED, check_engine, engine_environment, vllm_version
+from alphaprof.profiling.engine.server import VllmServer
+from alphaprof.profiling.engine.steps import time_engines
+from alphaprof.profiling.engine.texts import TextWriter, require_tokenizer
 from alphaprof.profiling.heads.wiring import check_wiring
-from alphaprof.profiling.models.dtype import with_dtype
-from alphaprof.profiling.models.hub import check_kinds
+from alphaprof.profiling.models.hub import check_kinds, context_in
 from alphaprof.profiling.models.kinds import check_tokenizers, load_drafts
 from alphaprof.profiling.models.load import (
     eos_of,
@@ -216,6 +214,24 @@ def set_threads(threads: int | str, alone: bool = True) -> None:
 # Prompts and checks.
 
 
+@dataclass(frozen=True)
+class First:
+    """A profile in small: its first documents, in one shard, with at most so many new tokens."""
+
+    documents: int
+    new_tokens: int
+
+    def of(self, options: ProfileOptions) -> ProfileOptions:
+        """Return the options of the profile in small."""
+        data = []
+        for index, source in enumerate(options.data):
+            continuation = options.continuation_of(index)
+            if limit := continuation.max_new_tokens:
+                continuation = continuation.model_copy(update={"max_new_tokens": min(self.new_tokens, limit)})
+            data.append(source.model_copy(update={"continuation": continuation}))
+        return options.model_copy(update={"data": data, "shard_documents": self.documents})
+
+
 class NewRun(StagedRun, Protocol):
     """What takes the beginning of a run: its `RunWriter`, or what brings it there."""
 
@@ -233,16 +249,19 @@ def begun(
     reuse: Path | None = None,
     part: Part = WHOLE,
     units: frozenset[str] | None = None,
-    first: int | None = None,
+    first: First | None = None,
 ) -> Models:
-    """Load the models, stage the prompts of a new run, check what can fail later, and write the manifest. `first`: this many
-    documents, default all. Raises the errors of `errors.py`.
+    """Load the models, stage the prompts of a new run, check what can fail later, and write the manifest. `first`: of the
+    profile in small, once its own documents were looked at; default: all. Raises the errors of `errors.py`.
     """
     options = with_costs(options, progress.say)
-    require_costs(options)
+    check_costs(options)
+    require_shapes(options)
     loaded = load(options, progress, reuse, units=units)
     if first is not None and isinstance(loaded.documents, Corpus):
-        loaded = dataclasses.replace(loaded, documents=dataclasses.replace(loaded.documents, limit=first))
+        small = first.of(loaded.options)
+        corpus = dataclasses.replace(loaded.documents, options=small, limit=first.documents)
+        loaded = dataclasses.replace(loaded, options=small, documents=corpus)
     options, documents = loaded.options, loaded.documents
     texts = address_of(storage_of(reuse)) if reuse else None
     manifest = dataclasses.replace(manifest_of(loaded), reused=texts, part=str(part))
@@ -297,22 +316,25 @@ def load(
     neither data nor hub are read for them. `reuse`, `units`: as of `profile`; `engine`: whether the profile's engine has
     still something to do, and is asked whether it can.
     """
-    reused = Reused.open(reuse, options, units) if reuse else None
+    reused = Reused(reusable(reuse, options), units) if reuse else None
     if reused is not None:  # its text is that of the target in its dtype
-        options = with_dtype(options, reused.run.manifest.profile.target.dtype)
+        options = options.with_dtype(reused.run.manifest.profile.target.dtype)
     progress.say(f"loading {options.target.model}")
     check_kinds(options)
     tokenizer = load_tokenizer(options.target)
     staged = staged or reused
     check_tokenizers(options, tokenizer)  # wrong ones, a wrong engine and wrong data are found before weights are loaded
     if options.vllm is not None and options.uses_engine and engine:
-        check_engine(options, options.vllm, tokenizer, reused is None and bool(options.written_by_engine()))
-    corpus = Corpus(options, tokenizer)
+        writes = reused is None and bool(options.written_by_engine())
+        check_engine(options, options.vllm, writes)
+        if writes and options.vllm.url is not None:
+            require_tokenizer(VllmServer(options.vllm, options.vllm.url), tokenizer)
+    corpus = Corpus(options, tokenizer, context_in(options.target))
     if staged is None:
         corpus.look(LOOKED_AT)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     if target.choice is not None:
-        options = with_dtype(options, target.choice.chosen)
+        options = options.with_dtype(target.choice.chosen)
         progress.say(target.choice.reason)
     drafts = load_drafts(options, target, tokenizer)
     dispatch.warm_up(target.device, progress.say)
@@ -390,27 +412,13 @@ def with_costs(options: ProfileOptions, say: Callable[[str], None]) -> ProfileOp
     return options.with_costs(DEVICES[name], count)
 
 
-def require_costs(options: ProfileOptions) -> None:
-    """Raise what shows before weights are loaded: `CostsUnreadable` for a table that cannot be used and for a model whose
-    step times cannot be computed, `OptionInvalid` for a preset that cannot be read, and `EngineFailed` for a draft that vLLM
-    does not have.
-    """
-    costs, drafts = options.costs, options.drafts
-    models = [name for name, draft in drafts.items() if draft.has_steps]
-    heads = [name for name in models if drafts[name].by_depth]
-    if isinstance(costs, TableCosts):
-        lookups = [name for name in drafts if name not in models]
-        read_engine_table(Path(costs.path), models, lookups, costs.overhead_ms, heads)
-    elif isinstance(costs, RooflineCosts):
-        preset_of(costs.preset)
-        own = {name: drafts[name].own_model for name in models if name not in heads}
+def require_shapes(options: ProfileOptions) -> None:
+    """Raise `CostsUnreadable` for a model whose step times cannot be computed, which shows before its weights are loaded."""
+    if isinstance(options.costs, RooflineCosts):
+        own = {name: draft.own_model for name, draft in options.drafts.items() if draft.has_steps and not draft.by_depth}
         for name, model in {TARGET: options.target, **own}.items():
             if model is not None and not model.is_gguf:
                 require_shape(name, model)
-    elif costs.source == "vllm":
-        for name, draft in drafts.items():
-            if not VLLM.methods.get(draft.kind):
-                raise no_method(name, draft.kind)
 
 
 def early_warnings(options: ProfileOptions, loaded: Loaded, environment: Environment) -> Iterator[dict[str, str]]:
@@ -490,7 +498,7 @@ def goes_on(
     the models that go on with the run, with an engine that has still something to do, and returns what such a run would
     begin with. Raises as `resumed` does.
     """
-    _require_same_profile(run, options, part)
+    require_same_profile(run, options, part)
     if damaged := run.forget_damaged():
         progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
     changed = {name: value for name, value in options.model_dump(mode="json").items() if name in FREE}
@@ -513,38 +521,6 @@ def goes_on(
     else:
         progress.say(f"{run.path} is complete already")
     return not done
-
-
-def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
-    """Return the options with what a run that was made already chose where they say auto: the target's dtype, the source of
-    step times and the tokens of a batch.
-    """
-    stored = manifest.profile
-    where = (stored.costs.accelerator, stored.costs.tp) if isinstance(stored.costs, RooflineCosts) else (None,)
-    options = with_dtype(options.with_costs(*where), stored.target.dtype)
-    if options.batch_tokens != AUTO:
-        return options
-    return options.model_copy(update={"batch_tokens": stored.batch_tokens})
-
-
-def _require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> None:
-    """Raise `RunMismatch` unless a run was made with these options; what only the report reads may differ. A run is not
-    extended by another limit: documents that are added until the verdict is good make it wrong too often.
-    """
-    before = earlier.manifest.profile.model_dump(mode="json")
-    asked = options.model_dump(mode="json")
-    if str(part) != earlier.manifest.part:
-        problem = f"{earlier.path} is part {earlier.manifest.part} of the documents, not {part}"
-        raise RunMismatch(problem, "resume with the options of the first call, or choose another --out")
-    if changed := [key for key in asked if key not in FREE and before.get(key) != asked[key]]:
-        hint = "resume with the profile and options of the first call, or choose another --out"
-        sources = [[{**source, "limit": None} for source in each["data"]] for each in (before, asked)]
-        if changed == ["data"] and sources[0] == sources[1]:
-            raise RunMismatch(
-                f"{earlier.path} was made with another limit, and a run is never extended",
-                "resume with the first limit, or profile that many other documents (another shuffle_seed) into a new --out",
-            )
-        raise RunMismatch(f"{earlier.path} was made with another profile ({', '.join(changed)} changed)", hint)
 
 
 def is_timed(run: RunWriter) -> bool:
@@ -743,9 +719,9 @@ def write_times(run: RunWriter, times: StepTimes) -> None:
 # Runs of other commands: documents without step times, and step times without documents.
 
 
-def profile_with_models(options: ProfileOptions, run: RunWriter, progress: Progress, first: int | None = None) -> Plan:
-    """Profile into a new run without timing any step; the complete run with its loaded models. `first`: this many documents,
-    default all. Raises the errors of `errors.py`.
+def profile_with_models(options: ProfileOptions, run: RunWriter, progress: Progress, first: First | None = None) -> Plan:
+    """Profile into a new run without timing any step; the complete run with its loaded models. `first`: as of `begun`.
+    Raises the errors of `errors.py`.
     """
     with in_memory():
         models = begun(options, run, progress, first=first)

@@ -25,13 +25,14 @@ from torch.nn.utils.rnn import pad_sequence
 from alphaprof.config.options import Eagle3Draft
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import DataEmpty, HeadRecordUnreadable, LogitsNotFinite, RunExists, RunMismatch, cut
+from alphaprof.profiling.checks import as_measured
 from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3
 from alphaprof.profiling.heads.eagle_new import config_content, is_plain, new_head, require_trainable, weights_content
 from alphaprof.profiling.models.kinds import load_draft
 from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, special_ids, tokenizer_fingerprint
 from alphaprof.profiling.models.memory import free_memory
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced, recorded
-from alphaprof.profiling.profile import as_measured, in_memory, profile, set_threads
+from alphaprof.profiling.profile import in_memory, profile, set_threads
 from alphaprof.profiling.shard import Progress
 from alphaprof.profiling.texts.continuations import batches
 from alphaprof.run.manifest import MANIFEST

@@ -256,7 +256,7 @@ def test_the_next_command_can_be_pasted(
     monkeypatch.chdir(tmp_path)
     run, options = write_run(Path(name)), SimpleNamespace(execution=SimpleNamespace(workers=1))
     monkeypatch.setattr(measuring, "loaded_profile", lambda *_: options)
-    monkeypatch.setattr(measuring, "require_references", lambda *_, **__: None)
+    monkeypatch.setattr("alphaprof.profiling.checks.check_early", lambda *_: None)
     monkeypatch.setattr("alphaprof.profiling.profile.profile", lambda *_: run)
     measuring.profile(Path("profile.yaml"), name)
     assert f"Next: alphaprof report {pasted}\n" in capsys.readouterr().out

@@ -12,12 +12,11 @@ from safetensors.torch import load_file, save_file
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import TargetOptions
 from alphaprof.errors import EngineFailed, ModelUnloadable
-from alphaprof.profiling.engine.texts import check_engine
+from alphaprof.profiling.engine.client import check_engine
 from alphaprof.profiling.models.hashes import weight_files
 from alphaprof.profiling.models.hub import require_model
 from alphaprof.profiling.models.load import load_model
 from tests.runs import profile_file
-from tests.tiny import tokenizer
 
 # peft asks models of transformers for a property that has a new name.
 WARNS = "ignore:.is_gradient_checkpointing"
@@ -129,17 +128,14 @@ def test_what_cannot_be_merged_is_refused_early(
     assert caught.value.hint.startswith("pip install")
 
 
-def test_vllm_is_not_started_without_the_adapter(
-    tiny: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("alphaprof.profiling.engine.texts.require_vllm", lambda _: None)
+def test_vllm_is_not_started_without_the_adapter(tiny: Path, adapter: Path, tmp_path: Path) -> None:
     path = profile_file(
         tmp_path, tiny, vllm={"python": "python"}, target={"model": str(tiny / "target"), "adapter": str(adapter)}
     )
     profile = load_profile(path)
     assert profile.vllm is not None
     with pytest.raises(EngineFailed, match="without their adapters"):
-        check_engine(profile, profile.vllm, tokenizer(), writes=True)
+        check_engine(profile, profile.vllm, writes=True)
 
 
 def test_paths_of_adapters_start_at_the_profile(tiny: Path, adapter: Path, tmp_path: Path) -> None:

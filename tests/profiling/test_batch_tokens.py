@@ -14,7 +14,7 @@ from alphaprof.config.load import load_profile
 from alphaprof.config.part import Part
 from alphaprof.errors import RunMismatch
 from alphaprof.profiling import profile as profiling
-from alphaprof.profiling.profile import as_measured
+from alphaprof.profiling.checks import as_measured
 from alphaprof.profiling.scoring import batch_tokens
 from alphaprof.profiling.scoring.batch_tokens import bytes_per_token, fitting
 from alphaprof.run.reader import Run

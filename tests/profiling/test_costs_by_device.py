@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from alphaprof.cli.app import app
 from alphaprof.config.engines import VLLM
 from alphaprof.config.hardware import ACCELERATORS, DEVICES
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import MeasuredCosts, RooflineCosts
-from alphaprof.errors import AlphaprofError, CostsUnreadable, EngineFailed, OptionInvalid, ProfileInvalid, RunMismatch
-from alphaprof.profiling.profile import as_measured, with_costs
+from alphaprof.errors import CostsUnreadable, EngineFailed, OptionInvalid, ProfileInvalid, RunMismatch
+from alphaprof.profiling.checks import as_measured
+from alphaprof.profiling.profile import with_costs
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run
 from tests.loops import each
@@ -133,15 +132,6 @@ def test_workers_and_parts_take_what_the_run_has(profile: Path, tmp_path: Path, 
     assert as_measured(load_profile(profile), run.manifest).costs == run.manifest.profile.costs
     named = load_profile(profile, ["costs.source=none"])
     assert as_measured(named, run.manifest).costs == named.costs
-
-
-def test_latency_on_a_gpu_asks_for_a_source(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "NVIDIA H200")
-    monkeypatch.setattr("alphaprof.profiling.profile.load", pytest.fail)
-    error = CliRunner().invoke(app, ["latency", str(profile)]).exception
-    assert isinstance(error, AlphaprofError)
-    assert "there is nothing to time" in error.message
-    assert all(f"costs.source={source}" in error.hint for source in ("vllm", "measured"))
 
 
 def test_eager_times_of_a_gpu_are_marked(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,12 +26,13 @@ from alphaprof.config.load import load_profile
 from alphaprof.config.options import MeasuredCosts, VllmOptions
 from alphaprof.costs.timing import reach
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
+from alphaprof.profiling.checks import check_costs
 from alphaprof.profiling.engine import vllm_worker
 from alphaprof.profiling.engine.client import VllmEngine, engine_environment, vllm_version
 from alphaprof.profiling.engine.server import KEY, VllmServer, arguments_of, fetched
 from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineSteps, speculation, steps_of_rounds, time_engines
 from alphaprof.profiling.engine.vllm_worker import Forced, SteppedEngine
-from alphaprof.profiling.profile import load, require_costs
+from alphaprof.profiling.profile import load
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.latency import BudgetSpent, Timed
 from alphaprof.run.manifest import DraftFacts
@@ -421,7 +422,7 @@ def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:
 def test_a_draft_that_vllm_does_not_have_has_no_speculation(tmp_path: Path) -> None:
     """`profile` refuses it before, by its options."""
     options = load_profile(written_profile(tmp_path, "python", "model"))
-    require_costs(options)
+    check_costs(options)
     with pytest.raises(EngineFailed, match="vLLM has no method for draft head"):
         speculation(options, "head", dataclasses.replace(facts(True), kind="layer_skip"), 2)
 

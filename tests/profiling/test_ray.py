@@ -32,9 +32,10 @@ from alphaprof.errors import (
     RunMismatch,
     WorkerFailed,
 )
-from alphaprof.profiling import on_ray
+from alphaprof.profiling import checks, on_ray
+from alphaprof.profiling.checks import require_ray
 from alphaprof.profiling.models.load import require_on_gpus
-from alphaprof.profiling.on_ray import Worker, actors_for, profile_on_ray, require_ray
+from alphaprof.profiling.on_ray import Worker, actors_for, profile_on_ray
 from alphaprof.profiling.profile import require_same_models
 from alphaprof.run.reader import Run
 from alphaprof.run.writer import RunWriter
@@ -216,7 +217,7 @@ def test_an_actor_that_computes_otherwise_is_refused(sampled_run: Run, tiny: Pat
 
 
 def test_without_ray_the_line_that_installs_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     path = tmp_path / "profile.yaml"
     path.write_text(SMALL)
     with pytest.raises(ExtraMissing, match="needs ray") as caught:
@@ -236,7 +237,7 @@ def test_an_address_that_takes_no_driver_is_said_at_once(
         assert address == ("head", 6379)
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: object())
+    monkeypatch.setattr(checks, "find_spec", lambda name: object())
     monkeypatch.setattr("socket.create_connection", refuse)
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(OptionInvalid, match=problem) as caught:

@@ -10,15 +10,17 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from alphaprof.config.options import SECRET
 from alphaprof.errors import EngineFailed, cut, shown
-from alphaprof.profiling.engine.server import Prompt, command_of, server_version
+from alphaprof.profiling.engine.server import Prompt, VllmServer, command_of, server_version
 
 if TYPE_CHECKING:
     from alphaprof.config.options import VllmOptions
+    from alphaprof.config.profile import ProfileOptions
 
 WORKER = Path(__file__).parent / "vllm_worker.py"
 TRIED = "0.32"  # the version of vLLM that all of this has run with
@@ -48,8 +50,35 @@ def engine_environment(options: VllmOptions) -> dict[str, str]:
     return {name: text for name, text in sorted((theirs or os.environ).items()) if MATTERS.match(name)} | options.env
 
 
+def check_engine(options: ProfileOptions, engine: VllmOptions, writes: bool) -> None:
+    """Raise `EngineFailed` for an engine that cannot do its part: a model that is not there, a python without vLLM, or, if
+    it `writes` texts, a server that does not answer or serves another model.
+    """
+    if engine.python is not None:
+        named, starts = engine.args.get("model"), engine.url is None or options.costs.source == "vllm"
+        if starts and named is None and options.target.is_gguf:
+            hint = "set vllm.args.model to a safetensors folder of the same weights"
+            raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
+        if starts and named is None and any(model.adapter for model in options.models().values()):
+            hint = "merge the adapter, save the model and name its folder, here or as vllm.args.model"
+            raise EngineFailed("vLLM is started with models alone, without their adapters", hint)
+        if str(named).startswith((".", "/")) and not os.path.exists(str(named)):
+            hint = "correct the path (relative to the working directory)"
+            raise EngineFailed(f"vllm.args.model {shown(named)} does not exist", hint)
+        require_vllm(engine.python)
+    if writes and engine.url is not None:
+        VllmServer(engine, engine.url)
+
+
+def no_method(name: str, kind: str) -> EngineFailed:
+    """Return the error of a draft that vLLM does not have."""
+    hint = "leave this draft out, or take its step times elsewhere (docs/costs.md)"
+    return EngineFailed(f"vLLM has no method for draft {name} of kind {kind}", hint)
+
+
+@cache
 def require_vllm(python: str) -> None:
-    """Raise `EngineFailed` unless a python can import vLLM, which takes some seconds."""
+    """Raise `EngineFailed` unless a python can import vLLM, which takes some seconds the first time."""
     _printed(python, "import vllm")
 
 

@@ -25,8 +25,7 @@ import pyarrow as pa
 from alphaprof.config.engines import VLLM, vllm_speculation
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS, autocorrelation, largest_error, round_mixes, step_times
-from alphaprof.errors import EngineFailed
-from alphaprof.profiling.engine.client import VllmEngine
+from alphaprof.profiling.engine.client import VllmEngine, no_method
 from alphaprof.profiling.engine.texts import model_arguments
 from alphaprof.profiling.timing.latency import (
     KEY,
@@ -271,12 +270,6 @@ def steps_of_rounds(
         found |= {(draft, "draft", 1): step, (draft, "draft", 2): step}
         found[draft, "bookkeeping", 1] = drafting[last] - last * step
     return {kind: np.maximum(ms, LEAST_MS) for kind, ms in found.items()}
-
-
-def no_method(name: str, kind: str) -> EngineFailed:
-    """Return the error of a draft that vLLM does not have."""
-    hint = "leave this draft out, or take its step times elsewhere (docs/costs.md)"
-    return EngineFailed(f"vLLM has no method for draft {name} of kind {kind}", hint)
 
 
 def speculation(options: ProfileOptions, name: str, facts: DraftFacts, gamma: int) -> dict[str, Any]:

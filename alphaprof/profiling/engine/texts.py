@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.errors import EngineFailed, shown
-from alphaprof.profiling.engine.client import VllmEngine, require_vllm
+from alphaprof.errors import EngineFailed
+from alphaprof.profiling.engine.client import VllmEngine
 from alphaprof.profiling.engine.server import VllmServer
 from alphaprof.profiling.texts.continuations import Continuation, finished
 from alphaprof.profiling.texts.corpus import Document
@@ -67,28 +66,12 @@ class TextWriter:
             self._engine.close()
 
 
-def check_engine(options: ProfileOptions, engine: VllmOptions, tokenizer: PreTrainedTokenizerBase, writes: bool) -> None:
-    """Raise `EngineFailed` for an engine that cannot do its part, before models are loaded: a python without vLLM, a model
-    that is not there, or, if it `writes` texts, a server that does not answer or serves another model.
-    """
-    if engine.python is not None:
-        require_vllm(engine.python)
-        named, starts = engine.args.get("model"), engine.url is None or options.costs.source == "vllm"
-        if starts and named is None and options.target.is_gguf:
-            hint = "set vllm.args.model to a safetensors folder of the same weights"
-            raise EngineFailed("vLLM cannot load the target from a GGUF file", hint)
-        if starts and named is None and any(model.adapter for model in options.models().values()):
-            hint = "merge the adapter, save the model and name its folder, here or as vllm.args.model"
-            raise EngineFailed("vLLM is started with models alone, without their adapters", hint)
-        if str(named).startswith((".", "/")) and not os.path.exists(str(named)):
-            hint = "correct the path (relative to the working directory)"
-            raise EngineFailed(f"vllm.args.model {shown(named)} does not exist", hint)
-    if writes and engine.url is not None:
-        server = VllmServer(engine, engine.url)
-        mine = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
-        if (other := server.tokens(PROBE)) != mine:
-            problem = f"{server.url} does not use the target's tokenizer: it encodes a text as {other[:6]}, not {mine[:6]}"
-            raise EngineFailed(problem, "serve the profile's target, or correct target.model")
+def require_tokenizer(server: VllmServer, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `EngineFailed` for a server that does not encode a text as the target's tokenizer does."""
+    mine = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+    if (other := server.tokens(PROBE)) != mine:
+        problem = f"{server.url} does not use the target's tokenizer: it encodes a text as {other[:6]}, not {mine[:6]}"
+        raise EngineFailed(problem, "serve the profile's target, or correct target.model")
 
 
 def prompt_of(document: Document, eos: Sequence[int]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from alphaprof.profiling.models.hub import files_in, is_local
 
 if TYPE_CHECKING:
     from alphaprof.config.options import ModelOptions
-    from alphaprof.config.profile import ProfileOptions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PACKED = "bfloat16"  # what weights of 8 bits and fewer are dequantised to: 16 bits hold them
@@ -37,13 +36,6 @@ class DtypeChoice:
     chosen: str
     stored: str | None  # of the checkpoint; None: its files do not say
     reason: str  # why it was chosen
-
-
-def with_dtype(options: ProfileOptions, dtype: str) -> ProfileOptions:
-    """Return the options with `dtype` for the target where they leave it to auto."""
-    if options.target.dtype != "auto":
-        return options
-    return options.model_copy(update={"target": options.target.model_copy(update={"dtype": dtype})})
 
 
 def choose_dtype(options: ModelOptions, device: torch.device, files: ModelFiles | None = None) -> DtypeChoice:

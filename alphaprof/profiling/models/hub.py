@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.config.heads import MODEL, require_kind
-from alphaprof.config.model_files import ADAPTER, CONFIG, GENERATION, INDEX, QUANTIZATION, WEIGHTS, ModelFiles, described
+from alphaprof.config.model_files import ADAPTER, CONFIG, GENERATION, INDEX, QUANTIZATION, WEIGHTS, ModelFiles, context_of, described
 from alphaprof.config.paths import COMPRESSED, FORMATS, data_format, is_remote
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
 from alphaprof.run.storage import NAME, storage_of
@@ -59,12 +59,12 @@ def check_references(options: ProfileOptions, data: bool = True, drafts: bool = 
     datasets are read: not where prompts are staged already, or another process stages them; `drafts`: whether they are
     loaded.
     """
+    for source in options.data if data else ():
+        require_data(source.path)
     for what, model in options.models().items():
         if drafts or model is options.target:
             require_model(model, what)
     check_kinds(options, drafts)
-    for source in options.data if data else ():
-        require_data(source.path)
 
 
 def check_kinds(options: ProfileOptions, drafts: bool = True) -> None:
@@ -194,6 +194,12 @@ def folder_of(options: ModelOptions) -> Path | None:
         return None if options.is_gguf else Path(options.model)
     described = _cached(options.model, CONFIG, options.revision) or _cached(options.model, ADAPTER, options.revision)
     return None if described is None else Path(described).parent
+
+
+def context_in(options: ModelOptions) -> int | None:
+    """Return the longest text of a model in tokens, by its files; None: they are not here, or do not say."""
+    place = Path(options.model) if options.is_gguf else folder_of(options)
+    return None if place is None else context_of(place)
 
 
 def fetch_descriptions(options: ModelOptions) -> None:

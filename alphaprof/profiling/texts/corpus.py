@@ -7,7 +7,6 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from alphaprof.errors import (
     ColumnMissing,
     DataEmpty,
     ProfileInvalid,
-    RunMismatch,
     cut,
     shown,
 )
@@ -481,19 +479,6 @@ class Reused(Staged):
         super().__init__(run)
         self.run: Run = run
         self.units = units
-
-    @classmethod
-    def open(cls, path: Path, options: ProfileOptions, units: frozenset[str] | None) -> Reused:
-        """Return the documents of the complete run in `path`. Raises `RunUnreadable`, and `RunMismatch` if `options` ask for
-        other data or continuations than the run holds.
-        """
-        run = Run.open(path)
-        run.require_complete()
-        before, asked = (each.model_dump(mode="json") for each in (run.manifest.profile, options))
-        if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
-            hint = "reuse continuations with the data and continuation of the run that made them"
-            raise RunMismatch(f"{path} was made with another profile (other {', '.join(changed)})", hint)
-        return cls(run, units)
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order."""
