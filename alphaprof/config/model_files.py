@@ -81,9 +81,16 @@ class ModelFiles:
 
     @cached_property
     def named(self) -> list[Path]:
-        """The files of its weights: those that an index names, or the single one. They need not be there."""
-        names = set(map(str, (self.index.get("weight_map") or {}).values()))
-        return [self.folder / name for name in sorted(names or {WEIGHTS})]
+        """The files that transformers loads its weights from: what config.json names, else the single one, else those that
+        an index names. They need not be there.
+        """
+        index, single = self.index, self.folder / str(self.explicit or WEIGHTS)
+        if single.name.endswith(".json"):
+            index = described(single)
+        elif single.is_file():
+            return [single]
+        names = set(map(str, (index.get("weight_map") or {}).values()))
+        return [self.folder / name for name in sorted(names)] or [single]
 
     @cached_property
     def paths(self) -> list[Path]:

@@ -34,7 +34,7 @@ NUMERIC = ("torch", "transformers")  # packages whose versions rows depend on
 VERSION = 10
 LONG = ("records", "shards", "files")  # what there is of every shard
 FILES = "files-"  # how the fingerprint of a model begins that is made of the SHA-256 of its files
-PARTIAL = "partial-"  # how the fingerprint of a model begins of which not all weights could be read
+PARTIAL = "partial-"  # how the fingerprint of a model begins whose files are not known
 Drafting = Literal["chain", "tree", "adaptive"]  # what an engine drafted in a round: see `Imported`
 CHAIN: Drafting = "chain"
 UNKNOWN_DTYPE = "dtype unknown"  # of a target that an engine served
@@ -119,7 +119,7 @@ class ModelFacts:
     reference: str  # as the profile names it: hub id, directory or file
     kind: str  # a label: of a draft its `kind` in the profile; served: another engine ran it
     architecture: str  # its class
-    fingerprint: str  # SHA-256 over its configuration and its files, or its weights; equal ones: the same model
+    fingerprint: str  # SHA-256 over its configuration and its files; equal ones: the same model, but for `PARTIAL`
     dtype: str  # of its weights
     device: str  # that it ran on
     parameters: int | None  # number of parameters

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from huggingface_hub.file_download import _create_symlink
 
+from alphaprof.config.model_files import ModelFiles
 from alphaprof.config.options import TargetOptions
 from alphaprof.profiling.models import hashes
 from alphaprof.profiling.models.hashes import hub_sha256, sha256_of, weight_files
-from alphaprof.profiling.models.kinds import layer_skip
+from alphaprof.profiling.models.kinds import DraftModel, layer_skip
 from alphaprof.profiling.models.load import Model, load_model
-from alphaprof.run.manifest import FILES, Quantisation
+from alphaprof.report.pairing import surely_one
+from alphaprof.run.manifest import FILES, PARTIAL, Quantisation
 from tests.tiny import llama
 
 CONTENT = b"weights" * 100
@@ -196,8 +198,7 @@ def edited(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.models
-def test_a_fingerprint_tells_files_settings_dtype_and_layers_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaprof.profiling.models.load.fingerprint", None)  # no weight is read
+def test_a_fingerprint_tells_files_settings_dtype_and_layers_apart(tmp_path: Path) -> None:
     first = loaded(saved(tmp_path / "a"))
     assert first.digest.startswith(FILES)
     assert first.digest == loaded(saved(tmp_path / "b")).digest  # wherever they lie
@@ -219,8 +220,10 @@ def test_a_fingerprint_tells_files_settings_dtype_and_layers_apart(tmp_path: Pat
     assert loaded(tmp_path / "a").digest == first.digest
 
 
-def test_files_are_those_that_are_loaded(tmp_path: Path) -> None:
-    """The single file before an index, and none where they are not certain."""
+def test_files_are_those_that_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that config.json names, be it an index, before the single one, and this before an index; an adapter beside
+    them is loaded as well. None where they are not here.
+    """
     whole, parts = saved(tmp_path / "whole"), saved(tmp_path / "parts", max_shard_size="20KB")
     options = {folder: TargetOptions(model=str(folder)) for folder in (whole, parts)}
     assert weight_files(options[whole]) == (whole / "model.safetensors",)
@@ -230,5 +233,19 @@ def test_files_are_those_that_are_loaded(tmp_path: Path) -> None:
     assert weight_files(TargetOptions(model="/models/x.gguf")) == (Path("/models/x.gguf"),)
     edited(whole, transformers_weights="other.safetensors")
     assert weight_files(options[whole]) == ()
+    (whole / "other.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
+    assert weight_files(options[whole]) == (whole / "other.safetensors",)
+    (whole / "own.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "other.safetensors"}}))
+    edited(whole, transformers_weights="own.safetensors.index.json")
+    assert weight_files(options[whole]) == (whole / "other.safetensors",)
     (parts / "adapter_config.json").write_text("{}")
-    assert weight_files(options[parts]) == ()
+    assert weight_files(options[parts])[-1] == parts / "adapter_config.json"
+    monkeypatch.setattr(hashes, "files_in", lambda _: ModelFiles.of(parts))
+    assert weight_files(TargetOptions(model="owner/adapter")) == ()
+
+
+def test_a_model_whose_files_are_not_known_is_not_surely_the_same() -> None:
+    first, other = (DraftModel("target", llama(layers=layers), "model", "t").facts() for layers in (1, 2))
+    assert first.fingerprint.startswith(PARTIAL)
+    assert first.fingerprint != other.fingerprint  # by its settings
+    assert not surely_one(first, first)

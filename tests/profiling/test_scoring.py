@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,7 +23,7 @@ from alphaprof.config.options import ModelDraft
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
 from alphaprof.profiling.models import load as models
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup, check_tokenizers, layer_skip
-from alphaprof.profiling.models.load import Model, check_vocabulary, fingerprint, token_count
+from alphaprof.profiling.models.load import Model, check_vocabulary, token_count
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.scorer import Extras, Layout, Scorer, by_document, position_table
@@ -216,37 +215,6 @@ def test_layers_that_do_not_exist_or_all_of_them_cannot_be_dropped(target: Model
     network.model.layers[0]._hf_hook = object()
     with pytest.raises(ModelUnloadable, match="layers cannot be left out"):
         layer_skip("skip", model("target", network), [1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_fingerprint_changes_with_any_weight_and_not_with_the_copy(dtype: torch.dtype) -> None:
-    """Of every tensor the first, the last and some other value, in the last bit; wherever a piece of it ends."""
-    first, second = llama(layers=1).to(dtype), llama(layers=1).to(dtype)
-    before = fingerprint(first)
-    assert fingerprint(second) == before
-    for name, weight in second.state_dict().items():
-        flat = weight.reshape(-1)
-        bits = flat.view(torch.int32 if dtype == torch.float32 else torch.int16)
-        for place in (0, len(bits) // 2 + 1, len(bits) - 1):
-            bits[place] ^= 1
-            assert fingerprint(second) != before, (name, place)
-            bits[place] ^= 1
-    assert fingerprint(second) == before
-
-
-def test_a_fingerprint_counts_names_layouts_and_saved_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tied head counts like one of its own with the same values, and is read once; pieces change nothing."""
-    tied, loose = llama(tie_word_embeddings=True), llama(tie_word_embeddings=True)
-    whole = fingerprint(tied)
-    loose.lm_head.weight = nn.Parameter(tied.lm_head.weight.detach().t().contiguous().t())  # another layout in memory
-    assert fingerprint(loose) == whole
-    read = []
-    monkeypatch.setattr(models, "CHUNK", 64)
-    monkeypatch.setattr(models, "_digest", lambda weight, digest=models._digest: read.append(weight) or digest(weight))
-    assert fingerprint(tied) == whole
-    assert len(read) == len(tied.state_dict()) - 1
-    tied.model.layers[0].register_buffer("packed", torch.zeros(3, dtype=torch.uint8))
-    assert fingerprint(tied) != whole
 
 
 def test_devices_that_nothing_waits_for_are_refused() -> None:

@@ -15,7 +15,7 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.hashes import fingerprint_by_files, head_files
-from alphaprof.profiling.models.load import NOISE, Model, fingerprint_of
+from alphaprof.profiling.models.load import NOISE, Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.schema import PROPOSED_LIMIT
@@ -91,9 +91,7 @@ class HeadDraft:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over its files, or else its tensors, and over how they are read; computed once."""
-        if not self.files:
-            return fingerprint_of([self.kind, self.reading], self.network.state_dict())
+        """SHA-256 over its files, and over how they are read; computed once."""
         return fingerprint_by_files([self.kind, self.reading, str(self.network.dtype)], self.files)
 
     def facts(self) -> DraftFacts:

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaprof.config.model_files import ADAPTER, WEIGHTS, ModelFiles
-from alphaprof.profiling.models.hub import ADAPTER_FILES, files_in, folder_of
-from alphaprof.run.manifest import FILES
+from alphaprof.config.model_files import ADAPTER, ModelFiles
+from alphaprof.profiling.models.hub import ADAPTER_FILES, files_in, folder_of, is_local
+from alphaprof.run.manifest import FILES, PARTIAL
 
 if TYPE_CHECKING:
     from alphaprof.config.options import ModelOptions
@@ -29,8 +29,8 @@ Key = tuple[str, int, int, int]  # path, size, time of the last change in ns as 
 
 
 def weight_files(options: ModelOptions, files: ModelFiles | None = None) -> tuple[Path, ...]:
-    """Return the files that a model's weights are loaded from; none if that is not certain: of an adapter, whose base model
-    is elsewhere, and where config.json names another file. `files`: its files, if they are read already.
+    """Return the files that a model's weights are loaded from; none if that is not certain: an adapter on the hub names a
+    base model that is elsewhere. `files`: its files, if they are read already.
     """
     if options.adapter is not None:
         adapter = folder_of(options.model_copy(update={"model": options.adapter, "revision": None}))
@@ -40,11 +40,11 @@ def weight_files(options: ModelOptions, files: ModelFiles | None = None) -> tupl
     if options.is_gguf:
         return (Path(options.model),)
     files = files or files_in(options)
-    if files is None or (files.folder / ADAPTER).is_file() or files.explicit is not None:
+    if files is None or ((files.folder / ADAPTER).is_file() and not is_local(options.model)):
         return ()
-    single = files.folder / WEIGHTS
-    found = [single] if single.is_file() else files.named
-    return tuple(found) if all(file.is_file() for file in found) else ()
+    beside = [file for name in ADAPTER_FILES if (file := files.folder / name).is_file()]  # which peft adds at loading
+    found = (*files.named, *beside)
+    return found if all(file.is_file() for file in found) else ()
 
 
 def head_files(options: ModelOptions) -> tuple[Path, ...]:
@@ -53,9 +53,12 @@ def head_files(options: ModelOptions) -> tuple[Path, ...]:
 
 
 def fingerprint_by_files(settings: Any, files: Iterable[Path]) -> str:
-    """SHA-256 over settings, as JSON, and over the SHA-256 of files, whose names and order do not matter."""
-    content = [settings, sorted(sha256_of(list(files)))]
-    return FILES + hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    """SHA-256 over settings, as JSON, and over the SHA-256 of files, whose names and order do not matter. Without files it
+    begins with `PARTIAL`: the weights are not known.
+    """
+    found = sorted(sha256_of(list(files)))
+    content = [settings, found]
+    return (FILES if found else PARTIAL) + hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def sha256_of(files: Sequence[Path]) -> list[str]:

@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import inspect
 import io
-import itertools
 import json
 import re
 import warnings
@@ -38,7 +37,7 @@ from alphaprof.profiling.models.hub import (
     require_model,
 )
 from alphaprof.profiling.models.private import attention_of, kept_in_float32
-from alphaprof.run.manifest import PARTIAL, ModelFacts, Quantisation
+from alphaprof.run.manifest import ModelFacts, Quantisation
 from alphaprof.version import install_line, missing
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ NOT_PLAIN = (
     "multi_query",
     "num_ln_in_parallel_attn",
 )
-CHUNK = 1 << 24  # bytes of a weight that are hashed, and on their way from a GPU copied, at a time
 # What allocators without an error of their own say.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)  # of weights and of buffers
@@ -82,7 +80,7 @@ class Model:
     """A loaded causal language model with the name that it has in the run (target, or a draft's name). `served`: what its
     own generation config sets; generation and scoring here do not follow it unless a profile asks. `quantised`: how its
     weights are; None: they are not. `choice`: how auto chose its dtype; None: it was given. `files`: what its weights were
-    loaded from (none: these alone tell it from other models); `layers`: those in the files that it has; None: all.
+    loaded from (none: they are not known); `layers`: those in the files that it has; None: all.
     """
 
     name: str
@@ -154,9 +152,7 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """The fingerprint, computed once: by its files, or else every weight is read."""
-        if not self.files:
-            return fingerprint(self.network)
+        """The fingerprint, computed once."""
         quantised = self.quantised and dataclasses.asdict(self.quantised)
         return fingerprint_by_files([settings_of(self.network), self.dtype_name, quantised, self.layers], self.files)
 
@@ -568,46 +564,10 @@ def _counted_shape(plain: PreTrainedModel, weight_bytes: float, kv_bytes: float)
     )
 
 
-def fingerprint(network: PreTrainedModel) -> str:
-    """`fingerprint_of` the configuration and all parameters that take part in text (others may be missing, and random), and
-    buffers that are saved with them, which hold the weights of quantised layers. It does not depend on where the model
-    lies, and changes with any bit.
-    """
-    return fingerprint_of(settings_of(network), of_text(network, network.state_dict().items()))
-
-
 def settings_of(network: PreTrainedModel) -> dict[str, Any]:
     """Return what of a model's configuration tells it from others."""
     volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
     return {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
-
-
-def fingerprint_of(settings: Any, weights: Mapping[str, Any]) -> str:
-    """SHA-256 over settings, as JSON, and over the name, shape, dtype and bytes of every weight.
-
-    Weights with several names (tied heads) are read once and count under each. Those on the meta device have no bytes (a
-    model that is offloaded, or only described): the fingerprint then begins with `PARTIAL`.
-    """
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    read: dict[tuple[Any, ...], bytes] = {}
-    prefix = ""
-    tensors = [item for item in sorted(weights.items()) if isinstance(item[1], torch.Tensor)]
-    for name, weight in itertools.chain.from_iterable(itertools.starmap(plain_tensors, tensors)):
-        digest.update(json.dumps([name, list(weight.shape), str(weight.dtype)]).encode())
-        if weight.is_meta:
-            prefix = PARTIAL
-        else:
-            place = (weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
-            digest.update(read[place] if place in read else read.setdefault(place, _digest(weight)))
-    return prefix + digest.hexdigest()
-
-
-def _digest(weight: torch.Tensor) -> bytes:
-    """SHA-256 over the bytes of a tensor, a piece at a time: without a copy of all of it."""
-    digest = hashlib.sha256()
-    for piece in torch.split(weight.detach().reshape(-1), CHUNK // weight.element_size()):
-        digest.update(piece.cpu().view(torch.uint8).numpy().data)
-    return digest.digest()
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
