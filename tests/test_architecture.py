@@ -31,7 +31,7 @@ HOMES = {
     "matplotlib": ("report/formats/figures.py",),
     "jinja2": ("render/html/*", "profiling/texts/chat.py"),
     "yaml": ("config/*",),
-    "pydantic": ("config/*", "commands/importing/*", "commands/schema.py", "costs/engine_table.py"),
+    "pydantic": ("config/*", "run/manifest.py", "commands/importing/*", "commands/schema.py", "costs/engine_table.py"),
     "scipy": ("stats/*", "costs/*", "theory/*"),
     "numba": ("stats/*",),
     "llvmlite": ("stats/*",),

@@ -198,24 +198,40 @@ PRESETS = {
 }
 
 
+MEASURED = "make one of measured rounds (docs/preset.md)"
+
+
 def preset_of(name: str) -> Preset:
-    """Return a preset by its name: one of `PRESETS`, or of a JSON file (docs/preset.md), with `like`, the name of another,
-    and the fields of `Preset` that differ. Raises `OptionInvalid`.
-    """
-    if not name.endswith(".json"):
-        if name not in PRESETS:
-            raise OptionInvalid(
-                f"no overheads are known for {shown(name)}", f"choose one of {', '.join(PRESETS)}, or a file"
-            )
-        return PRESETS[name]
+    """Return a preset by its name, one of `PRESETS`, or of a `preset_text`. Raises `OptionInvalid`."""
+    if name.startswith("{"):
+        return _made(name, "costs.preset")
+    if name not in PRESETS:
+        raise OptionInvalid(f"no overheads are known for {shown(name)}", f"choose one of {', '.join(PRESETS)}, or a file")
+    return PRESETS[name]
+
+
+def preset_text(path: Path) -> str:
+    """Return the content of a preset's file, which a run keeps. Raises `OptionInvalid`."""
     try:
-        given = json.loads(Path(name).read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OptionInvalid(f"{path} is no preset: {error}", MEASURED) from None
+    _made(text, str(path))
+    return text
+
+
+def _made(text: str, where: str) -> Preset:
+    """Return the preset of a JSON text (docs/preset.md), with `like`, the name of another, and the fields of `Preset` that
+    differ. Raises `OptionInvalid`, which names `where` it stands.
+    """
+    try:
+        given = json.loads(text)
         like = PRESETS[str(given.pop("like"))]
         found = replace(like, efficiency=replace(like.efficiency, **given.pop("efficiency", {})), **given)
         _check(found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise OptionInvalid(f"{name} is no preset: {reason}", "make one of measured rounds (docs/preset.md)") from None
+        raise OptionInvalid(f"{where} is no preset: {reason}", MEASURED) from None
     return found
 
 

@@ -25,9 +25,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from alphaprof.config.hardware import ACCELERATORS, PRESETS
+from alphaprof.config.hardware import ACCELERATORS, preset_of
 from alphaprof.config.paths import addressed
-from alphaprof.errors import shown
+from alphaprof.errors import OptionInvalid, shown
 from alphaprof.rules import GAMMA_LIMIT, MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
@@ -497,11 +497,13 @@ class RooflineCosts(Options):
 
     @field_validator("preset")
     @classmethod
-    def _known_preset(cls, name: str) -> str:
-        if name not in PRESETS and not name.endswith(".json"):
-            raise ValueError(
-                f"no overheads are known for {shown(name)}: choose one of {', '.join(PRESETS)}, or a .json file"
-            )
+    def _known_preset(cls, name: str, info: ValidationInfo) -> str:
+        """A run holds what the file held."""
+        if info.context == STORED or not name.endswith(".json"):
+            try:
+                preset_of(name)
+            except OptionInvalid as error:
+                raise ValueError(f"{error.message}: {error.hint}") from None
         return name
 
 

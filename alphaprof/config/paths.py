@@ -9,6 +9,7 @@ from typing import Any
 
 from alphaprof.errors import require_utf8
 
+KEPT = "kept:"  # how the path of a file begins whose content a run holds: it is read from there
 SCHEMES = ("s3", "gs", "abfs")  # of object stores
 FORMATS = {  # of data files, by suffix
     ".jsonl": "jsonl",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from alphaprof.config.hardware import preset_of
+from alphaprof.config.hardware import preset_text
 from alphaprof.config.options import (
     DRAFT_NAME,
     AnyDraft,
@@ -37,7 +37,7 @@ from alphaprof.config.options import (
     Whole,
     WrittenContinuation,
 )
-from alphaprof.config.paths import resolve
+from alphaprof.config.paths import KEPT, resolve
 from alphaprof.errors import cut, shown
 from alphaprof.rules import DEFAULT_RULES, GAMMA_LIMIT, parse_rule
 
@@ -439,11 +439,10 @@ class ProfileOptions(Options):
         data = [source.model_copy(update={"path": resolve(source.path, folder)}) for source in self.data]
         target = located(self.target, self.target)
         costs = self.costs
-        if isinstance(costs, TableCosts):
+        if isinstance(costs, TableCosts) and not costs.path.startswith(KEPT):
             costs = costs.model_copy(update={"path": str((folder / os.path.expanduser(costs.path)).resolve())})
         elif isinstance(costs, RooflineCosts) and costs.preset.endswith(".json"):
-            costs = costs.model_copy(update={"preset": str((folder / os.path.expanduser(costs.preset)).resolve())})
-            preset_of(costs.preset)
+            costs = costs.model_copy(update={"preset": preset_text((folder / os.path.expanduser(costs.preset)).resolve())})
         vllm = self.vllm
         if vllm is not None and vllm.python is not None and os.sep in vllm.python:
             python = os.path.abspath(folder / os.path.expanduser(vllm.python))  # its links stay: they name the environment

@@ -17,6 +17,7 @@ import numpy as np
 
 from alphaprof.config.hardware import ACCELERATORS, ELSEWHERE, preset_of
 from alphaprof.config.options import CostOptions, MeasuredCosts, RooflineCosts, TableCosts
+from alphaprof.config.paths import KEPT
 from alphaprof.costs.roofline import draft_memory, step_ms
 from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.shapes import ModelShape
@@ -375,7 +376,8 @@ def open_costs(
         own = {name: facts for name, facts in manifest.drafts.items() if facts.hybrid is None}
         models = [name for name, facts in own.items() if facts.has_steps]
         lookups = [name for name in own if name not in models]
-        rows, others = read_engine_table(Path(options.path), models, lookups, options.overhead_ms, _heads(manifest))
+        path = (manifest.table or ()) if options.path.startswith(KEPT) else Path(options.path)
+        rows, others = read_engine_table(path, models, lookups, options.overhead_ms, _heads(manifest))
     elif isinstance(options, RooflineCosts):
         rows = _roofline(manifest, options, gamma, context)
     return CostModel(StepTable(rows), options, manifest, gamma, context or 0.0, others=others, contexts=contexts or {})

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from alphaprof.config.options import CostOptions, TableCosts
 from alphaprof.costs.steps import TARGET, StepRow
 from alphaprof.costs.timing import FREE_STEPS
 from alphaprof.errors import CostsUnreadable, RunUnreadable, cut, shown
@@ -64,12 +65,21 @@ class EngineTable(NamedTuple):
     others: tuple[str, ...]
 
 
+def kept_table(costs: CostOptions) -> tuple[dict[str, Any], ...] | None:
+    """Return the rows of a table of step times as a run keeps them; None: the costs have none. Raises `CostsUnreadable`."""
+    return tuple(dict(cells) for _, cells in _rows_at(Path(costs.path))) if isinstance(costs, TableCosts) else None
+
+
 def read_engine_table(
-    path: Path, drafts: Sequence[str], lookups: Sequence[str], overhead_ms: float, heads: Sequence[str] = ()
+    path: Path | Sequence[Mapping[str, Any]],
+    drafts: Sequence[str],
+    lookups: Sequence[str],
+    overhead_ms: float,
+    heads: Sequence[str] = (),
 ) -> EngineTable:
-    """Return the rows of a file, or of the directory of a run that timed its steps. `drafts`: names of drafts that run a
-    model; `lookups`: of those that search the text; `heads`: of `drafts`, those whose first step of a round is one of its
-    own. A head's draft step over several tokens is such a one.
+    """Return the rows of a file, of the directory of a run that timed its steps, or that a run kept. `drafts`: names of
+    drafts that run a model; `lookups`: of those that search the text; `heads`: of `drafts`, those whose first step of a
+    round is one of its own. A head's draft step over several tokens is such a one.
 
     Rows of NGRAM are those of every one of `lookups` that has none of its own. `overhead_ms` (sampling, scheduling) is added
     to every decode and verify step of the target, never to steps of drafts. Raises `CostsUnreadable`.
@@ -78,7 +88,7 @@ def read_engine_table(
     kinds |= dict.fromkeys(heads, "head") | ({NGRAM: "lookup"} if lookups else {})
     rows: dict[tuple[Any, ...], StepRow] = {}
     others: dict[str, None] = {}
-    for where, cells in _of_run(path) if path.is_dir() else _records(path):
+    for where, cells in _rows_at(path):
         if isinstance(model := cells.get("model"), str) and model not in kinds:
             others[model] = None
             continue
@@ -93,7 +103,8 @@ def read_engine_table(
             raise CostsUnreadable(f"{where}: {problem}", "keep one of them, or their median")
     if missing := {"decode", "verify"} - {row.step for row in rows.values() if row.model == TARGET}:
         hint = "give target steps of 1 to N tokens, N = largest gamma + 1"
-        raise CostsUnreadable(f"{path}: no {' or '.join(sorted(missing))} step of the target", hint)
+        place = path if isinstance(path, Path) else "the run's table"
+        raise CostsUnreadable(f"{place}: no {' or '.join(sorted(missing))} step of the target", hint)
     timed = {row.model for row in rows.values()}
     shared = [
         replace(row, model=name) for name in lookups if name not in timed for row in rows.values() if row.model == NGRAM
@@ -134,6 +145,13 @@ def _step_row(row: TableRow, kinds: Mapping[str, str]) -> StepRow:
         step = "draft_first"
     place = (row.model, step, tokens, row.batch, row.context)
     return StepRow(*place, row.ms, row.relative_error, row.rounds, waiting=row.waiting)
+
+
+def _rows_at(path: Path | Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the place of each row of a file or a run, or that a run kept, for messages; and its cells that are not empty."""
+    if not isinstance(path, Path):
+        return ((f"the run's table, row {number}", cells) for number, cells in enumerate(path, 1))
+    return _of_run(path) if path.is_dir() else _records(path)
 
 
 def _of_run(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

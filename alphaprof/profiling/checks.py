@@ -11,6 +11,7 @@ from alphaprof.config.engines import VLLM
 from alphaprof.config.hardware import preset_of
 from alphaprof.config.options import RooflineCosts, TableCosts
 from alphaprof.config.part import WHOLE, Part
+from alphaprof.config.paths import KEPT
 from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.engine_table import read_engine_table
 from alphaprof.errors import ExtraMissing, OptionInvalid, RunMismatch
@@ -111,7 +112,9 @@ def as_measured(options: ProfileOptions, manifest: Manifest) -> ProfileOptions:
     """Return the options with what a run that was made already chose where they say auto: the target's dtype, the source of
     step times and the tokens of a batch.
     """
-    stored = manifest.profile
+    stored, costs = manifest.profile, options.costs
+    if isinstance(costs, TableCosts) and isinstance(stored.costs, TableCosts) and stored.costs.path == f"{KEPT}{costs.path}":
+        options = options.model_copy(update={"costs": costs.model_copy(update={"path": stored.costs.path})})
     where = (stored.costs.accelerator, stored.costs.tp) if isinstance(stored.costs, RooflineCosts) else (None,)
     options = options.with_costs(*where).with_dtype(stored.target.dtype)
     if options.batch_tokens != AUTO:

@@ -33,6 +33,7 @@ from alphaprof.config.options import (
 from alphaprof.config.part import WHOLE, Part
 from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.cost_model import shape_of
+from alphaprof.costs.engine_table import kept_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
 from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch
@@ -264,7 +265,7 @@ def begun(
         loaded = dataclasses.replace(loaded, options=small, documents=corpus)
     options, documents = loaded.options, loaded.documents
     texts = address_of(storage_of(reuse)) if reuse else None
-    manifest = dataclasses.replace(manifest_of(loaded), reused=texts, part=str(part))
+    manifest = dataclasses.replace(manifest_of(loaded), reused=texts, part=str(part), table=kept_table(loaded.options.costs))
     if isinstance(options.costs, RooflineCosts):  # of heads, and of .gguf files
         for name, facts in manifest.models.items():
             if facts is manifest.target or manifest.drafts[name].has_steps:

@@ -6,10 +6,12 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
 
 from alphaprof.errors import RunDamaged
-from alphaprof.run.manifest import VERSION, File, Shard, listed, read_signed, signed, typed, undamaged
+from alphaprof.run.manifest import VERSION, File, Shard, Stored, listed, named, read_signed, signed, typed, undamaged
 
 if TYPE_CHECKING:
     from alphaprof.run.storage import Storage
@@ -21,14 +23,14 @@ SEGMENTS = re.compile(rf"records/({'|'.join(STEPS)})-(\d{{4,}})\.json")
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Stored):
     """What a step has written of a shard: its `files` by their paths below the run's directory, in `seconds`. It is written
     after them.
     """
 
     shard: Shard
     files: dict[str, File]
-    seconds: float = 0.0
+    seconds: Annotated[float, Ge(0)] = 0.0
 
 
 class Journal(dict[str, dict[int, Record]]):
@@ -89,7 +91,8 @@ def read_records(storage: Storage, name: str) -> list[Record]:
     """Return the records of a segment; none if it does not exist. Raises `RunUnreadable`, and `RunDamaged`."""
     data = read_signed(storage, name, RECORDS)
     with undamaged(storage, name):
-        records: list[Record] = [typed(each, Record) for each in data["records"]] if data else []
+        given = [each | {"files": named(each["files"])} for each in data["records"]] if data else []
+        records: list[Record] = typed(given, list[Record])
         if odd := [each.shard.index for each in records if not name.endswith(f"-{each.shard.index // SEGMENT:04d}.json")]:
             raise ValueError(f"it does not belong to shard {odd[0]}")
     return records

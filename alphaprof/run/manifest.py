@@ -11,14 +11,18 @@ import datetime
 import functools
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from alphaprof.errors import ProfileInvalid, RunDamaged, RunUnreadable, cut
+from annotated_types import Ge, Interval
+from typing_extensions import TypedDict  # typing's cannot be validated before Python 3.12
+
+from alphaprof.config.paths import KEPT
+from alphaprof.errors import ProfileInvalid, RunDamaged, RunUnreadable, cut, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +45,17 @@ UNKNOWN_DTYPE = "dtype unknown"  # of a target that an engine served
 PROMPTS_KNOWN_BY = ("token ids", "text", "request id")  # what prompts are known by, the best first
 NO_PROMPT = (None, PROMPTS_KNOWN_BY[-1])  # what requests are known by if the log does not hold all prompts
 LOG_PROMPTS = "log prompt_token_ids with every request (return_token_ids: true; a stream sends them in its first chunk)"
+
+
+PART = re.compile(r"\d{1,9}/[1-9]\d{0,8}")
+Count = Annotated[int, Interval(ge=0, le=2**53)]
+Depth = Annotated[int, Interval(ge=0, le=1000)]  # what is counted depth by depth
+
+
+class Stored:
+    """What a run's JSON files hold: a stranger may have written them, so types and bounds are checked."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
 
 
 class Environment(TypedDict, total=False):
@@ -76,10 +91,10 @@ def differences(before: Environment, here: Environment) -> list[str]:
 
 
 @dataclass(frozen=True)
-class File:
+class File(Stored):
     """A data file as it was written: its `size` in bytes, and SHA-256, the first 128 bits in base64: there are thousands."""
 
-    size: int
+    size: Count
     sha256: str
 
     @classmethod
@@ -89,18 +104,18 @@ class File:
 
 
 @dataclass(frozen=True)
-class Shard:
+class Shard(Stored):
     """One complete shard: `digest` is of the token ids of its documents as they were read (SHA-256, 128 bits)."""
 
-    index: int
-    documents: int
-    positions: int
+    index: Count
+    documents: Count
+    positions: Count
     digest: str
-    halved_batches: int = 0
+    halved_batches: Count = 0
 
 
 @dataclass(frozen=True)
-class Quantisation:
+class Quantisation(Stored):
     """How the weights of a model are quantised, and what computed with them."""
 
     method: str  # as its config names it
@@ -111,7 +126,7 @@ class Quantisation:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelFacts(Stored):
     """What identifies a model and what analysis needs to know about it. Of a model that another engine ran (an imported run)
     `parameters`, `vocabulary`, `noise` and `special` are None, and words say "unknown".
     """
@@ -122,9 +137,9 @@ class ModelFacts:
     fingerprint: str  # SHA-256 over its configuration and its files; equal ones: the same model, but for `PARTIAL`
     dtype: str  # of its weights
     device: str  # that it ran on
-    parameters: int | None  # number of parameters
-    context: int | None  # in tokens; None: unlimited
-    vocabulary: int | None  # number of logits
+    parameters: Count | None  # number of parameters
+    context: Count | None  # in tokens; None: unlimited
+    vocabulary: Count | None  # number of logits
     eos: tuple[int, ...]  # ids that end a text
     noise: float | None  # the difference of two logits below which this dtype cannot be trusted to order them
     shape: dict[str, float | bool] | None = None  # fields of `ModelShape`; None: no model, or bytes and FLOPs are not known
@@ -169,7 +184,7 @@ def differing(old: ModelFacts, new: ModelFacts) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Stored):
     """What a reading of a head's files would get accepted on some texts."""
 
     changed: str  # what differs from the reading that was measured; empty: that one
@@ -182,7 +197,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Hybrid:
+class Hybrid(Stored):
     """A draft made of two others of the run, which has no log of its own: a round drafts from prompt lookup (`first`) if at
     least `min_match` tokens before it were found in the text, else from `then`.
     """
@@ -215,7 +230,7 @@ class DraftFacts(ModelFacts):
     starts_matter: bool = False
     settings: dict[str, int | float | str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
-    depths: int | None = None
+    depths: Annotated[Depth, Ge(1)] | None = None
     in_one_step: bool = False
     reduced_vocabulary: bool = False
     hybrid: Hybrid | None = None
@@ -244,7 +259,7 @@ class DraftFacts(ModelFacts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imported:
+class Imported(Stored):
     """Where an imported run comes from. `prompts_known_by`: what tells prompts apart: token ids, text or request id; None:
     nothing does. Of its requests: those `without_steps` (no round with a draft), `plain_steps` (rounds without a draft that
     follow from the tokens), and drafts accepted `beyond_the_end` of texts. `drafting`: a chain of gamma tokens each
@@ -254,12 +269,12 @@ class Imported:
     engine: str
     files: tuple[str, ...]
     rule: str
-    gamma: int
+    gamma: Annotated[Depth, Ge(1)]
     sampling: dict[str, float] | None
     prompts_known_by: str | None
-    without_steps: int
-    plain_steps: int
-    beyond_the_end: int
+    without_steps: Count
+    plain_steps: Count
+    beyond_the_end: Count
     drafting: Drafting = CHAIN
 
 
@@ -286,7 +301,7 @@ def left_out_remedy(reason: str) -> str:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Stored):
     """The content of manifest.json, which is written when prompts are staged and checked, and when the run is complete:
     `status` is running in between. `files`: every data file of the run, by its path below the run's directory; these and
     `shards` follow from the records of a run that is running. `part`: which blocks of documents it has, I/N (0/1: all);
@@ -294,7 +309,8 @@ class Manifest:
     `environment`: of the step that scored; `texts_environment`: of the one that wrote the texts, if that was on another
     machine; `warnings`: code, message and remedy of each; `reused`: the run whose continuations were measured again, None if
     they are this run's own; `certified`: see `LogRules`; `imported`: of a run that was imported from an engine's
-    metrics (see `importing`); else None.
+    metrics (see `importing`); else None; `table`: the rows of the file of step times that `costs.path` named, which is not
+    read again: of a run that was read, the path begins with KEPT.
     """
 
     status: Literal["running", "complete"]
@@ -307,7 +323,7 @@ class Manifest:
     environment: Environment
     texts_environment: Environment | None = None
     part: str = "0/1"
-    staged: int = 0
+    staged: Annotated[int, Interval(ge=0, le=10**6)] = 0
     shards: tuple[Shard, ...] = ()
     files: dict[str, File] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -316,6 +332,7 @@ class Manifest:
     reused: str | None = None
     certified: tuple[str, ...] = ()
     imported: Imported | None = None
+    table: tuple[dict[str, Any], ...] | None = None
 
     @property
     def models(self) -> dict[str, ModelFacts]:
@@ -372,6 +389,11 @@ def listed(files: dict[str, File]) -> dict[str, list[int | str]]:
     return {name: [file.size, file.sha256] for name, file in files.items()}
 
 
+def named(files: dict[str, list[int | str]]) -> dict[str, dict[str, int | str]]:
+    """Return files that are `listed` with the names of their fields. Raises what `undamaged` takes for damage."""
+    return {name: dict(zip(("size", "sha256"), each, strict=True)) for name, each in files.items()}
+
+
 def signed(data: dict[str, Any]) -> str:
     """JSON with its digest; what there may be thousands of stands in a line each."""
     data = data | {"digest": digest_of(data)}
@@ -411,8 +433,33 @@ def read_manifest(storage: Storage) -> Manifest:
             hint = "wait if the run is still starting; if it was interrupted, run alphaprof profile --resume"
         raise RunUnreadable(f"{storage.shown} holds no run (no {MANIFEST})", hint)
     with undamaged(storage, MANIFEST):
-        manifest: Manifest = typed(data, Manifest)
+        manifest: Manifest = typed(data | {"files": named(data["files"])}, Manifest)
+        if problem := next(_problems(manifest), ""):
+            raise ValueError(problem)
+        costs = manifest.config.get("costs")
+        if isinstance(costs, dict) and costs.get("source") == "table" and not str(costs.get("path")).startswith(KEPT):
+            costs["path"] = f"{KEPT}{costs.get('path')}"
+    drafts = {*manifest.profile.drafts}
+    if drafts != {*manifest.drafts}:
+        problem = "its drafts are not those of its profile"
+        raise RunDamaged(f"{storage.shown}/{MANIFEST} is damaged: {problem}", _mended(MANIFEST))
     return manifest
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what fields cannot be beside each other."""
+    index, _, count = manifest.part.partition("/")
+    if not PART.fullmatch(manifest.part) or int(index) >= int(count):
+        yield f"part is {shown(manifest.part)}"
+    if [shard.index for shard in manifest.shards] != list(range(len(manifest.shards))):
+        yield "shards are not in order"
+    if manifest.status == "complete" and manifest.imported is None and len(manifest.shards) < manifest.staged:
+        yield f"{manifest.staged} shards are staged, and {len(manifest.shards)} complete"
+    lacking = {"device", "torch_threads", "packages"} - manifest.environment.keys()
+    if manifest.target.noise is not None and lacking:
+        yield f"environment has no {min(lacking)}"
+    if any(warning.keys() != {"code", "message", "remedy"} for warning in manifest.warnings):
+        yield "a warning is not code, message and remedy"
 
 
 def now() -> str:
@@ -455,7 +502,7 @@ def undamaged(storage: Storage, name: str) -> Iterator[None]:
     """Raise `RunDamaged` for what its content cannot be."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunDamaged(f"{storage.shown}/{name} is damaged: {str(error)[:150]}", _mended(name)) from None
 
 
@@ -467,30 +514,19 @@ def _mended(name: str) -> str:
 
 
 def typed(value: Any, hint: Any) -> Any:
-    """Return a value of JSON as the type that a field of a dataclass declares. Values are not compared with it: a digest
-    tells that they are what was written. Missing and unknown fields raise `TypeError` and `KeyError`.
-    """
-    origin, inner = _parts(hint)
-    if value is None or hint is Any:
-        return value
-    if origin in (Union, UnionType):  # with None
-        return typed(value, inner[0])
-    if hint is File:
-        return File(*value)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        fields = _fields(hint)
-        return hint(**{name: typed(item, fields[name]) for name, item in value.items()})
-    if origin is dict:
-        return {key: typed(item, inner[1]) for key, item in value.items()}
-    if origin is tuple:
-        return tuple(typed(item, inner[0]) for item in value)
-    return value
+    """Return a value of JSON as what a type declares, in dataclasses. Raises `ValueError`, which names the first problem."""
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(hint).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place} is {shown(first['input'])}: {first['msg']}") from None
 
 
-@functools.cache  # of thousands of shards and files
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return what a type is made of: dict[str, int] of dict, and of str and int."""
-    return get_origin(hint), get_args(hint)
+@functools.cache
+def _adapter(hint: Any) -> Any:
+    from pydantic import TypeAdapter  # what takes a while to load
 
-
-_fields = functools.cache(get_type_hints)
+    return TypeAdapter(hint)
