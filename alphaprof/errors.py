@@ -6,9 +6,26 @@ bug and keeps its traceback.
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 # Limits in characters for what a message repeats: a quoted value, a word without spaces (a path, a key, a number of 5,000
 # digits), and any other text.
 VALUE, WORD, TEXT = 60, 200, 600
+
+
+# In an address: a user with a password, which may have been cut, and a query, which may hold a token or a signature.
+USER = re.compile(r"(?<=://)(?:[^\s/?#'\"\\]*@|[^\s/?#'\"\\@:]+:(?!\d{1,5}\b)[^\s/?#'\"\\]+)")
+QUERY = re.compile(r"(\w://[^\s?'\"\\]*\?)[^\s'\"\\]+")
+
+
+def without_secrets(value: Any) -> Any:
+    """Return text, or what holds texts, with addresses that name no user and no value of a query."""
+    if isinstance(value, str):
+        return QUERY.sub(r"\1***", USER.sub(lambda found: "***@" if found[0].endswith("@") else "***", value))
+    if isinstance(value, dict):
+        return {name: without_secrets(each) for name, each in value.items()}
+    return type(value)(map(without_secrets, value)) if isinstance(value, (list, tuple)) else value
 
 
 def shown(value: object) -> str:
@@ -40,7 +57,9 @@ def require_utf8(text: str) -> None:
 
 
 class AlphaprofError(Exception):
-    """Base of all failures that a user can fix: `message` and `hint` (the next step), each cut to 600 characters."""
+    """Base of all failures that a user can fix: `message` and `hint` (the next step), each `without_secrets`, cut to 600
+    characters.
+    """
 
     exit_code = 1
 
@@ -49,8 +68,8 @@ class AlphaprofError(Exception):
         cls.exit_code = cls.exit_code if exit_code is None else exit_code
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(cut(message, TEXT))
-        self.message, self.hint = cut(message, TEXT), cut(hint, TEXT)
+        self.message, self.hint = (cut(without_secrets(text), TEXT) for text in (message, hint))
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[type[AlphaprofError], tuple[str, str], dict[str, object]]:
         """With message, hint and notes, so that an error can be raised in another process."""

@@ -19,6 +19,7 @@ from typer import Argument, BadParameter, Exit, Option, Typer
 from typer.core import TyperCommand, TyperOption
 
 from alphaprof.errors import DiskFull, OptionInvalid, cut
+from alphaprof.run.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from alphaprof.render.answer import Answer
@@ -223,6 +224,8 @@ def _out_place(path: Path | None) -> Path | None:
             reason = f"the directory {cut(str(path.parent))} does not exist"
         elif path.exists() and not path.is_file():
             reason = "it is not a file (use - for standard output)"
+        elif any((folder / MANIFEST).is_file() for folder in path.resolve().parents):
+            reason = "it lies inside a run, whose files are its own"
         elif not os.access(path.parent, os.W_OK | os.X_OK):
             reason = f"{os.strerror(errno.EACCES)} in {cut(str(path.parent))}"
     except OSError as error:  # a name that is too long

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from alphaprof.errors import without_secrets
 from alphaprof.render.terminal import plain
 
 LOG_EVERY_S = 15.0
@@ -41,7 +42,7 @@ class ConsoleProgress:
 
     def say(self, message: str) -> None:
         """A line about what happens now; it may name what is in the data: a domain, a file."""
-        self.console.print(Text("\n").join(plain(line) for line in message.split("\n")))
+        self.console.print(Text("\n").join(plain(line) for line in without_secrets(message).split("\n")))
 
     def warn(self, code: str, message: str, remedy: str) -> None:
         """A warning with its remedy."""

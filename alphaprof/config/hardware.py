@@ -202,7 +202,9 @@ MEASURED = "make one of measured rounds (docs/preset.md)"
 
 
 def preset_of(name: str) -> Preset:
-    """Return a preset by its name, one of `PRESETS`, or of a `preset_text`. Raises `OptionInvalid`."""
+    """Return a preset by its name, one of `PRESETS`, of a JSON file, or of a `preset_text`. Raises `OptionInvalid`."""
+    if name.endswith(".json"):
+        return _made(preset_text(Path(name)), name)
     if name.startswith("{"):
         return _made(name, "costs.preset")
     if name not in PRESETS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache, reduce
@@ -425,7 +427,19 @@ class MeasuredCosts(Options):
     )
 
 
-SECRET = "(KEY|TOKEN|SECRET|PASSWORD)(?![A-Z])"  # noqa: S105 - in the name of a variable or an argument, in capitals
+SECRET = "(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|AUTHORIZATION)(?![A-Z])"  # noqa: S105 - in the name of a variable or an argument, in capitals
+
+
+def secret_names(options: Any) -> Iterator[str]:
+    """Yield the names of texts that are secret, however deep they lie in options, or in JSON that an option holds."""
+    if isinstance(options, str) and options.lstrip().startswith(("{", "[")):
+        with contextlib.suppress(ValueError, RecursionError):
+            options = json.loads(options)
+    options = dict(enumerate(options)) if isinstance(options, list) else options
+    for name, value in options.items() if isinstance(options, dict) else ():
+        if isinstance(value, str) and re.search(SECRET, str(name).upper()):
+            yield str(name)
+        yield from secret_names(value)
 
 
 class VllmOptions(Options):
@@ -452,9 +466,8 @@ class VllmOptions(Options):
         """Yield the problem of a group that names no engine."""
         if self.python is None and self.url is None:
             yield "needs python, to start vLLM, or url, the address of a running server"
-        for name, value in (self.env | self.args).items():
-            if isinstance(value, str) and re.search(SECRET, name.upper()):
-                yield f"must not hold {shown(name)}, which the run would keep: set it in the shell, and vLLM inherits it"
+        for name in secret_names(self.env | self.args):
+            yield f"must not hold {shown(name)}, which the run would keep: set it in the shell, and vLLM inherits it"
 
 
 class TableCosts(Options):
@@ -498,12 +511,14 @@ class RooflineCosts(Options):
     @field_validator("preset")
     @classmethod
     def _known_preset(cls, name: str, info: ValidationInfo) -> str:
-        """A run holds what the file held."""
-        if info.context == STORED or not name.endswith(".json"):
-            try:
+        """A run holds what the file held, and no file is read for it."""
+        try:
+            if not name.endswith(".json"):
                 preset_of(name)
-            except OptionInvalid as error:
-                raise ValueError(f"{error.message}: {error.hint}") from None
+            elif info.context == STORED:
+                raise ValueError(f"the run does not hold {shown(name)}")
+        except OptionInvalid as error:
+            raise ValueError(f"{error.message}: {error.hint}") from None
         return name
 
 

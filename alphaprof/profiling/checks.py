@@ -14,7 +14,7 @@ from alphaprof.config.part import WHOLE, Part
 from alphaprof.config.paths import KEPT
 from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.engine_table import read_engine_table
-from alphaprof.errors import ExtraMissing, OptionInvalid, RunMismatch
+from alphaprof.errors import ExtraMissing, OptionInvalid, RunMismatch, without_secrets
 from alphaprof.profiling.engine.client import check_engine, no_method
 from alphaprof.profiling.models.hub import check_references
 from alphaprof.run.manifest import MANIFEST, Manifest
@@ -127,7 +127,7 @@ def require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> N
     extended by another limit: documents that are added until the verdict is good make it wrong too often.
     """
     before = earlier.manifest.profile.model_dump(mode="json")
-    asked = options.model_dump(mode="json")
+    asked = without_secrets(options.model_dump(mode="json"))
     if str(part) != earlier.manifest.part:
         problem = f"{earlier.path} is part {earlier.manifest.part} of the documents, not {part}"
         raise RunMismatch(problem, "resume with the options of the first call, or choose another --out")

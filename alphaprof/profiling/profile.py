@@ -36,7 +36,7 @@ from alphaprof.costs.cost_model import shape_of
 from alphaprof.costs.engine_table import kept_table
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import is_busy
-from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch
+from alphaprof.errors import OutOfMemory, ProfileInvalid, RunMismatch, without_secrets
 from alphaprof.profiling.checks import as_measured, check_costs, require_same_profile, reusable
 from alphaprof.profiling.engine.client import TRIED, check_engine, engine_environment, vllm_version
 from alphaprof.profiling.engine.server import VllmServer
@@ -502,7 +502,7 @@ def goes_on(
     require_same_profile(run, options, part)
     if damaged := run.forget_damaged():
         progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
-    changed = {name: value for name, value in options.model_dump(mode="json").items() if name in FREE}
+    changed = {name: value for name, value in without_secrets(options.model_dump(mode="json")).items() if name in FREE}
     others = {name for name, value in changed.items() if run.manifest.config.get(name) != value}
     timed = not isinstance(options.costs, MeasuredCosts) or part.index > 0 or is_timed(run)
     done = run.manifest.status == "complete" and timed

@@ -22,7 +22,7 @@ from annotated_types import Ge, Interval
 from typing_extensions import TypedDict  # typing's cannot be validated before Python 3.12
 
 from alphaprof.config.paths import KEPT
-from alphaprof.errors import ProfileInvalid, RunDamaged, RunUnreadable, cut, shown
+from alphaprof.errors import ProfileInvalid, RunDamaged, RunUnreadable, cut, shown, without_secrets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -381,6 +381,7 @@ class Manifest(Stored):
             files = {name: file for name, file in self.files.items() if name == LATENCY}
             kept = dataclasses.replace(self, shards=(), files=files)
         data = dataclasses.asdict(dataclasses.replace(kept, files={}))
+        data |= {name: without_secrets(data[name]) for name in ("config", "environment", "warnings")}
         return signed({"format": FORMAT, "version": VERSION} | data | {"files": listed(kept.files)})
 
 

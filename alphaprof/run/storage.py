@@ -295,7 +295,7 @@ class LocalStorage(Storage):
 
     def require_there(self) -> None:
         """Raise `DiskFull` if the folder is gone, or is another one than that which this process owns."""
-        if not os.path.isdir(self.path) or not all(_is_at(self.path, each) for each in self._mine):
+        if not os.path.isdir(self.path) or not all(_is_at(self.path, each) for each in self._mine[-1:]):
             raise DiskFull(
                 f"{self.path} was deleted, renamed or replaced while it was written",
                 "if it was renamed, resume a profile there with --out and --resume; otherwise start again",
@@ -345,7 +345,8 @@ class LocalStorage(Storage):
         """Lock the hidden file `.writer`. The system frees the lock when this process ends, in whatever way, unless one that
         it forked meanwhile lives on. A file system without locks gives none.
         """
-        self.require_there()
+        if not os.path.isdir(self.path):
+            self.require_there()
         path = self.path / ".writer"
         with writing(path):
             descriptor = self._locked(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import itertools
 import math
 import re
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from alphaprof.errors import ColumnMissing, DataUnreadable, OptionInvalid, cut, shown
-from alphaprof.profiling.engine.server import fetched
+from alphaprof.profiling.engine.server import LARGEST, fetched
 from alphaprof.servers.files import ADDRESS, GAUGES, GZIP, Key, Labels, Page, sums_in
 
 SAVE = "curl -s SERVER/metrics"
@@ -79,7 +80,11 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
-        content = gzip.decompress(content) if content.startswith(GZIP) else content
+        most = LARGEST if where.startswith(ADDRESS) else 16 * LARGEST
+        if content.startswith(GZIP):
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
+        if len(content) > most:
+            raise DataUnreadable(f"{where} holds more than {most >> 20} MiB", "give a part of it")
         content = content.removeprefix(codecs.BOM_UTF8)
     except (OSError, EOFError, zlib.error) as error:
         raise DataUnreadable(f"{where} is compressed, and damaged: {error}", "copy it again") from None

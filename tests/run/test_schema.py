@@ -133,7 +133,7 @@ def test_a_manifest_has_no_unknown_fields(tmp_path: Path) -> None:
     edited(tmp_path, lambda data: data["drafts"]["small"].update(hybrid=known))
     assert read_manifest(storage_of(tmp_path)).drafts["small"].hybrid == Hybrid("ngram", "large")
     edited(tmp_path, lambda data: data["drafts"]["small"].update(hybrid=known | {"texts": "runs/a"}))
-    with pytest.raises(RunUnreadable, match="is damaged: drafts.small.hybrid.texts is 'runs/a'"):
+    with pytest.raises(RunUnreadable, match=r"is damaged: drafts\.small\.hybrid\.texts is 'runs/a'"):
         read_manifest(storage_of(tmp_path))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from alphaprof.config.options import VllmOptions
 
 KEY = "VLLM_API_KEY"  # the environment variable that `vllm serve` reads as well
+LARGEST = 64 << 20  # bytes of an answer, as it is sent and without compression
 WRITTEN_S, ANSWER_S = 3600, 30  # seconds after which a request for a text, and any other one, has failed
 Prompt = Mapping[str, Any]  # ids, max_tokens, and settings of vLLM's SamplingParams
 # Options of a server that hold secrets, with their values: the arguments of a process that is given them are public.
@@ -32,7 +35,8 @@ class VllmServer:
 
     def __init__(self, options: VllmOptions, url: str) -> None:
         self.url = _root(url)
-        served = [str(each["id"]) for each in answer_of(self.url, "/v1/models").get("data", ())]
+        listed = answer_of(self.url, "/v1/models").get("data")
+        served = [str(each.get("id")) for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         self.model = options.model or (served[0] if len(served) == 1 else "")
         if self.model not in served:
             hint = f"set vllm.model to one of: {cut(', '.join(served))}"
@@ -41,7 +45,8 @@ class VllmServer:
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of a text without special tokens. Raises `EngineFailed`."""
         asked = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        return list(answer_of(self.url, "/tokenize", asked).get("tokens", ()))
+        found = answer_of(self.url, "/tokenize", asked).get("tokens")
+        return found if isinstance(found, list) else []
 
     def write(self, prompts: Sequence[Prompt], concurrency: int) -> Iterator[dict[str, Any]]:
         """Yield the texts of prompts, in order: `place` and `ids`. Raises `EngineFailed`."""
@@ -51,10 +56,12 @@ class VllmServer:
     def _written(self, place: int, prompt: Prompt) -> dict[str, Any]:
         asked = {"temperature": 0.0, "repetition_penalty": 1.0, **prompt, "model": self.model, "return_token_ids": True}
         answer = answer_of(self.url, "/v1/completions", asked | {"prompt": asked.pop("ids")}, WRITTEN_S)
-        choice = answer["choices"][0]
-        if not choice.get("token_ids"):
-            hint = "use vLLM 0.10.2 or later, whose completions have return_token_ids"
-            raise EngineFailed(f"{self.url} answers without token ids", hint)
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict) or not choice.get("token_ids"):
+            said = f": {cut(str(answer['error']))}" if "error" in answer else ""
+            hint = "see the server's log; vLLM 0.10.2 or later has return_token_ids"
+            raise EngineFailed(f"{self.url} answers without token ids{said}", hint)
         return {"place": place, "ids": choice["token_ids"]}
 
     def close(self) -> None:
@@ -83,22 +90,39 @@ def answer_of(url: str, path: str, content: Mapping[str, Any] | None = None, sec
 def fetched(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> bytes:
     """Return what a server answers to a path, and to JSON `content` if there is any, as bytes. Raises `EngineFailed`."""
     body = None if content is None else json.dumps(content).encode()
-    request = urllib.request.Request(_root(url) + path, body, {"Content-Type": "application/json"})  # noqa: S310
-    if key := os.environ.get(KEY):
-        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    end = time.monotonic() + seconds
     try:
+        request = urllib.request.Request(_root(url) + path, body, {"Content-Type": "application/json"})  # noqa: S310
+        if key := os.environ.get(KEY):
+            request.add_unredirected_header("Authorization", f"Bearer {key}")
         with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310 - options admit http alone
-            return bytes(answer.read())
+            return _received(answer, LARGEST, end)
     except urllib.error.HTTPError as error:
         with error:
-            said = cut(error.read(TEXT).decode(errors="replace"))
+            said = ""
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # the number says enough
+                said = cut(error.read1(TEXT).decode(errors="replace"))
         hint = f"set {KEY} to the server's key" if error.code in (401, 403) else "see the server's log"
         if path == "/metrics" and error.code in (404, 501):
             hint = "start SGLang with --enable-metrics, llama.cpp with --metrics"
         raise EngineFailed(f"{url} answers {path} with {error.code}: {said}", hint) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise EngineFailed(f"{url} does not answer: {reason}", "start the server, or correct the address") from None
+
+
+def _received(answer: Any, most: int, end: float) -> bytes:
+    """Return the bytes of an answer. Raises `ValueError` for more than `most`, and for one that takes until `end`."""
+    received = bytearray()
+    while piece := answer.read1(most + 1):
+        received += piece
+        if len(received) > most:
+            raise ValueError(f"its answer is longer than {most:,} bytes")
+        if time.monotonic() > end:
+            raise ValueError("its answer has no end")
+    if getattr(answer, "length", None):
+        raise ValueError(f"its answer ended {answer.length} bytes too early")
+    return bytes(received)
 
 
 def command_of(url: str) -> tuple[list[str], dict[str, str]]:

@@ -50,7 +50,7 @@ class TextWriter:
         for answer in self._engine.write(
             [prompt_of(document, self.target.eos) for document in documents], self.options.concurrency
         ):
-            ids = np.array(answer["ids"], dtype=np.int32)
+            ids = _checked(answer["ids"], documents[answer["place"]].max_new_tokens, self.target.vocabulary)
             texts.append(finished(documents[answer["place"]], ids, self.target.eos))
             done()
         return texts
@@ -64,6 +64,20 @@ class TextWriter:
         """End the engine, if it runs."""
         if self._engine is not None:
             self._engine.close()
+
+
+def _checked(given: Any, most: int, vocabulary: int | None) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the token ids of an engine's text. Raises `EngineFailed` for what no text of the target can be."""
+    limit, problem = vocabulary or 2**31 - 1, None
+    if not isinstance(given, list) or any(type(each) is not int for each in given):
+        problem = "what are no token ids"
+    elif not 0 < len(given) <= most:
+        problem = f"{len(given)} tokens, of at most {most}"
+    elif odd := [each for each in given if not 0 <= each < limit]:
+        problem = f"token {shown(odd[0])} of a vocabulary of {limit}"
+    if problem:
+        raise EngineFailed(f"the engine answers {problem}", "serve the profile's target, or correct vllm.model")
+    return np.array(given, dtype=np.int32)
 
 
 def require_tokenizer(server: VllmServer, tokenizer: PreTrainedTokenizerBase) -> None:
