@@ -14,15 +14,17 @@ from typing import Any
 VALUE, WORD, TEXT = 60, 200, 600
 
 
-# In an address: a user with a password, which may have been cut, and a query, which may hold a token or a signature.
-USER = re.compile(r"(?<=://)(?:[^\s/?#'\"\\]*@|[^\s/?#'\"\\@:]+:(?!\d{1,5}\b)[^\s/?#'\"\\]+)")
-QUERY = re.compile(r"(\w://[^\s?'\"\\]*\?)[^\s'\"\\]+")
+# In an address: a user with a password, and a query, which may hold a token or a signature. Either may have been cut, and of
+# what was taken for a path one slash is left.
+REST = r"(?: \.\.\. [^\s'\"\\]*)?"
+USER = re.compile(rf"(?<=\w)(:/{{1,2}})(?:[^\s/?#'\"\\]*@|[^\s/?#'\"\\@:]+:(?!\d{{1,5}}\b)[^\s/?#'\"\\]+{REST})")
+QUERY = re.compile(rf"(\w:/{{1,2}}[^\s?'\"\\]*\?)[^\s'\"\\]+{REST}")
 
 
 def without_secrets(value: Any) -> Any:
     """Return text, or what holds texts, with addresses that name no user and no value of a query."""
     if isinstance(value, str):
-        return QUERY.sub(r"\1***", USER.sub(lambda found: "***@" if found[0].endswith("@") else "***", value))
+        return QUERY.sub(r"\1***", USER.sub(lambda found: f"{found[1]}***{'@' * found[0].endswith('@')}", value))
     if isinstance(value, dict):
         return {name: without_secrets(each) for name, each in value.items()}
     return type(value)(map(without_secrets, value)) if isinstance(value, (list, tuple)) else value

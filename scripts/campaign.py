@@ -3,15 +3,17 @@
 
     python scripts/campaign.py [--seed 0] [--files 1000] [--kills 100] ... [--only PART [--case N]]
 
+forged: a field of a signed manifest is another value, or a file of a run is a pipe. servers: `diagnose` reads a server that
+sends what no server should. secrets: a password or a token stands in an address or an option of a profile.
 files: a bit, some bytes or a whole file of a run is changed; then report, check, compare, export and `alphaprof.open`
 read it. disk: a call that touches files fails, once or from then on. kills: profiles of tiny models and imports are killed
 at a file event or at a random time, and finished.
 
-How a case ends: with the `same answer`; with another one and a word about it (`warned`); or with an error of two lines
-(`refused`). Failures: `silently different` (a number
-of the answer or a row of a finished run is another one, and nothing was said), `not finished` (what was interrupted cannot
-be finished), `long message`, `traceback` (any error but ours), `hang`. Exit code 1 where there is one; of 1,000 changed
-files 3 may be silent. All of it takes about 20 minutes on one idle core.
+How a case ends: with the `same answer`; with another one and a word about it (`warned`); with whatever a stranger has a run
+say (`answered`); or with an error of two lines (`refused`). Failures: `silently different` (a number of the answer or a row
+of a finished run is another one, and nothing was said), `told` (a secret or a file of this machine was kept or printed),
+`not finished` (what was interrupted cannot be finished), `long message`, `traceback` (any error but ours), `hang`. Exit code
+1 where there is one; of 1,000 changed files 3 may be silent. All of it takes about 20 minutes on one idle core.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import argparse
 import builtins
 import contextlib
 import errno
+import gzip
 import io
+import itertools
 import json
 import os
 import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +39,7 @@ import threading
 import time
 import traceback
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -52,17 +58,20 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import alphaprof
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
+from alphaprof.profiling.engine import server
+from alphaprof.run.manifest import digest_of
 from alphaprof.run.reader import Run
 from tests.synthetic import Domain, Recipe, write_anew, write_run
 
 ROOT = Path(__file__).parent.parent
 Case = Callable[[random.Random], "Outcome"]
-FINE = ("same answer", "warned", "refused")
-FAILURES = ("silently different", "not finished", "long message", "traceback", "hang")
+FINE = ("same answer", "answered", "warned", "refused")
+FAILURES = ("silently different", "told", "not finished", "long message", "traceback", "hang")
 SILENT = 3 / 1000  # of changed files
 ANSWERED = (0, 10, 11, 12, 13)  # exit codes of commands that answered
 VERDICTS = ("inf", "-inf", "GO", "NO-GO", "UNDECIDED", "pass", "fail", "undecided")
-LIMIT_S = 60  # for one command; the slowest takes a second
+LIMIT_S = 60  # of CPU time for one command; the slowest takes a second
+WAITING = 10  # times that by the clock: other work may have the CPU, and what waits for ever takes none
 LONGEST = 1200  # characters of an error and its hint, which may repeat 200 of what was given, and paths
 
 
@@ -79,7 +88,7 @@ class Outcome:
 
 
 class Hang(BaseException):
-    """A command took longer than `LIMIT_S`."""
+    """A command took more CPU time than `LIMIT_S`, or `WAITING` times as long by the clock."""
 
 
 # --- one command --------------------------------------------------------------------------------------------------------
@@ -132,12 +141,14 @@ def time_limit(seconds: float) -> Iterator[None]:
     def ring(*_: object) -> None:
         raise Hang
 
-    handler, before = signal.signal(signal.SIGALRM, ring), signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, WAITING * seconds))
+    before = [(each, signal.signal(each, ring), timer, signal.setitimer(timer, limit, 1)) for each, timer, limit in timers]
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *before)
-        signal.signal(signal.SIGALRM, handler)
+        for each, handler, timer, earlier in before:
+            signal.setitimer(timer, *earlier)
+            signal.signal(each, handler)
 
 
 def refusal(said: str) -> tuple[str, str]:
@@ -657,12 +668,199 @@ def kills(folder: Path) -> Iterator[Case]:
         yield case
 
 
+# --- strangers ----------------------------------------------------------------------------------------------------------
+
+WRONG: list[Any] = [None, {}, [], [1], [{}], {"a": 1}, "", "x", "../../etc/passwd", "/etc/passwd", -1, 0, 0.5, 10**9, 10**30]
+WRONG += [1e308, True, "nan", "0/0", "9" * 5000, [[[]]], {"source": "table", "path": "/etc/passwd"}, "\x1b[2J\u202e"]
+
+
+@contextmanager
+def forged(folder: Path) -> Iterator[Case]:
+    """Runs whose manifest is signed, and says what it cannot; and pipes in the place of their files."""
+    subjects = synthetic_runs(folder)
+
+    def case(rng: random.Random) -> Outcome:
+        subject = rng.choice(subjects)
+        subject.write(subject.files)
+        if rng.random() < 0.05:
+            name = rng.choice(list(subject.files))
+            (subject.path / name).unlink()
+            os.mkfifo(subject.path / name)
+        else:
+            tree = json.loads(subject.files["manifest.json"])
+            fields = [spot for spot in spots(tree) if spot[2].partition(".")[0] not in ("format", "version", "digest")]
+            node, key, name = rng.choice(fields)
+            node[key] = value = rng.choice(WRONG)
+            tree["digest"] = digest_of(tree)
+            (subject.path / "manifest.json").write_text(json.dumps(tree))
+            name = f"{name} = {json.dumps(value)[:60]}"
+        outcome = subject.judged()
+        if any("root:" in reader.said + reader.text for reader in [outcome]):
+            return Outcome("told", f"{name}: {outcome.detail}")
+        return Outcome("answered" if outcome.kind == "silently different" else outcome.kind, f"{name}: {outcome.detail}")
+
+    yield case
+
+
+def strange(rng: random.Random) -> Iterator[bytes]:
+    """What a server sends that is none, or means harm; the connection ends after the last piece."""
+    page = b"# TYPE vllm:spec_decode_num_drafts counter\nvllm:spec_decode_num_drafts_total 5\n"
+    ok = b"HTTP/1.1 200 OK\r\n"
+    packed = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = b"".join(packed.compress(b"# x\n" * 1_000_000) for _ in range(rng.randint(20, 120))) + packed.flush()
+    whole = {
+        "TLS": b"\x15\x03\x01\x00\x02\x02P\r\n\r\n",
+        "gRPC": b"\x00\x00\x12\x04" + rng.randbytes(40),
+        "noise": rng.randbytes(rng.choice((1, 200, 70_000))),
+        "nothing": b"",
+        "short": ok + b"Content-Length: 9999\r\n\r\n" + page,
+        "chunks": ok + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + page,
+        "half a chunk": ok + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + page,
+        "long header": ok + b"X: " + b"a" * 100_000 + b"\r\n\r\n" + page,
+        "many headers": ok + b"X: a\r\n" * 500 + b"\r\n" + page,
+        "bad length": ok + b"Content-Length: -5\r\n\r\n" + page,
+        "bomb": ok + b"\r\n" + bomb,
+        "damaged gzip": ok + b"\r\n" + damaged(rng, gzip.compress(page)),
+        "damaged page": ok + b"\r\n" + damaged(rng, page),
+        "redirect": b"HTTP/1.1 302 Found\r\nLocation: " + rng.choice((b"file:///etc/passwd", b"/metrics")) + b"\r\n\r\n",
+        "code": f"HTTP/1.1 {rng.choice((401, 404, 500, 501, 999))} No\r\n\r\n".encode() + rng.randbytes(900),
+    }
+    kind = rng.choice([*whole, "endless", "drip", "drip of headers"])
+    yield kind.encode()
+    if kind in whole:
+        yield whole[kind]
+    elif kind == "endless":
+        yield ok + b"\r\n"
+        yield from itertools.repeat(b"# x\n" * 250_000, 1000)
+    else:
+        yield ok + (b"\r\n" if kind == "drip" else b"X: ")
+        for _ in range(40):
+            time.sleep(0.5)
+            yield b"#"
+
+
+@contextmanager
+def servers(folder: Path) -> Iterator[Case]:
+    """Servers that `diagnose` is pointed at; an answer to a request may take a second."""
+    folder.mkdir(parents=True)
+
+    def case(rng: random.Random) -> Outcome:
+        pieces = strange(rng)
+        kind = next(pieces).decode()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+
+            def serve() -> None:
+                with contextlib.suppress(OSError):
+                    for turn in range(12):
+                        connection, _ = listening.accept()
+                        with connection, contextlib.suppress(OSError):
+                            connection.recv(65536)
+                            for piece in pieces if not turn else (b"",):
+                                connection.sendall(piece)
+
+            threading.Thread(target=serve, daemon=True).start()
+            with patch.object(server.fetched, "__defaults__", (None, 1.0)):
+                outcome = command("diagnose", f"http://127.0.0.1:{port}", "--format", "json")
+            with contextlib.suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)
+        if "root:" in outcome.text + outcome.said:
+            outcome = Outcome("told", "a file of this machine")
+        return Outcome("answered" if outcome.kind == "answer" else outcome.kind, f"{kind}: {outcome.detail}")
+
+    yield case
+
+
+PLANTS = {  # where a user may put a secret: what is added to a profile, or the address that a command is given
+    "vllm.url": "vllm: {url: 'ADDRESS'}",
+    "vllm.url that writes": "vllm: {url: 'ADDRESS'}\ncontinuation: {kind: greedy, max_new_tokens: 3, writer: vllm}",
+    "vllm.args": "vllm: {url: 'http://127.0.0.1:9', args: {kv_transfer_config: {NAME: SECRET}}}",
+    "vllm.args as JSON": """vllm: {url: 'http://127.0.0.1:9', args: {kv_transfer_config: '{"a": [{"NAME": "SECRET"}]}'}}""",
+    "vllm.env": "vllm: {url: 'http://127.0.0.1:9', env: {NAME: SECRET}}",
+    "vllm.args with an address": "vllm: {url: 'http://127.0.0.1:9', args: {download: 'ADDRESS'}}",
+    "data": "data: [{domain: a, path: 'ADDRESS', prompt: '{text}'}]",
+    "target": "target: {model: 'ADDRESS', dtype: float32}",
+    "draft": "drafts: {other: {kind: model, model: 'ADDRESS'}}",
+    "costs": "costs: {source: table, path: 'ADDRESS'}",
+    "diagnose": "",
+    "report": "",
+    "--set": "",
+}
+NAMES = (
+    "aws_secret_access_key",
+    "AWS_CREDENTIALS",
+    "api_token",
+    "HF_TOKEN",
+    "db_password",
+    "auth",
+    "s3.credential",
+    "apiKey",
+)
+
+
+@contextmanager
+def secrets(folder: Path) -> Iterator[Case]:
+    """Profiles and addresses with a secret: it is neither kept nor printed, whatever comes of the command."""
+    from tests.tiny import save_models
+
+    folder.mkdir(parents=True)
+    with contextlib.redirect_stderr(io.StringIO()):
+        save_models(folder)
+    (folder / "rows.jsonl").write_text(as_lines([{"text": "the quick brown fox"}]))
+    plain = {
+        "target": "target: {model: target, dtype: float32}",
+        "drafts": "drafts: {ngram: {kind: prompt_lookup}}",
+        "data": "data: [{domain: a, path: rows.jsonl, prompt: '{text}'}]",
+        "continuation": "continuation: {kind: greedy, max_new_tokens: 3}",
+        "gammas": "gammas: [1]",
+        "costs": "costs: {source: none}",
+    }
+
+    def case(rng: random.Random) -> Outcome:
+        secret = "".join(rng.choices("ABCDEFGHJKLMNP", k=12)) + rng.choice(("", "x" * 80))
+        address = rng.choice(
+            ("http://user:SECRET@127.0.0.1:9/x.jsonl", "https://127.0.0.1:9/x.jsonl?api_key=SECRET&b=SECRET")
+        )
+        address = rng.choice(
+            (address, "hf://user:SECRET@datasets/a/b", "http://SECRET@127.0.0.1:9/", "s3://user:SECRET@b/x.jsonl")
+        )
+        kind, run = rng.choice(list(PLANTS)), folder / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        lines = dict(plain)
+        for line in PLANTS[kind].replace("ADDRESS", address).replace("NAME", rng.choice(NAMES)).splitlines():
+            lines[line.partition(":")[0]] = line
+        (folder / "profile.yaml").write_text("\n".join(lines.values()).replace("SECRET", secret))
+        address = address.replace("SECRET", secret)
+        if kind == "diagnose":
+            outcomes = [command("diagnose", address)]
+        elif kind == "report":
+            outcomes = [command("report", address)]
+        else:
+            more = ["--set", f"vllm={{url: '{address}'}}"] if kind == "--set" else []
+            outcomes = [command("profile", folder / "profile.yaml", *more, "--out", run)]
+            if (run / "manifest.json").exists():
+                outcomes += [command("report", run, "--format", form) for form in ("json", "html")]
+        kept = b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file()) if run.exists() else b""
+        bad = next((each for each in outcomes if each.kind in FAILURES), None)
+        part = secret[:12]
+        if part.encode() in kept or any(part in each.text + each.said for each in outcomes):
+            where = "the run" if part.encode() in kept else next(e for e in outcomes if part in e.text + e.said).said[:300]
+            return Outcome("told", f"{kind} ({address}): {where}")
+        kind_of = bad.kind if bad else outcomes[0].kind
+        return Outcome("answered" if kind_of == "answer" else kind_of, f"{kind}: {(bad or outcomes[0]).detail}")
+
+    yield case
+
+
 # --- the campaign -------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, tuple[Callable[..., AbstractContextManager[Case]], int]] = {
     "files": (files, 1000),
     "disk": (disk, 500),
     "kills": (kills, 100),
+    "servers": (servers, 60),
+    "forged": (forged, 200),
+    "secrets": (secrets, 30),
 }
 
 
@@ -699,10 +897,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.serve:
         serve()
         return 0
-    rows, failed = ["part       cases    took  how they ended"], []
+    failed = []
+    print("part       cases  CPU time  how they ended", flush=True)
     for name in [options.only] if options.only else PARTS:
         numbers = range(getattr(options, name)) if options.case is None else [options.case]
-        started, kinds = time.monotonic(), Counter[str]()
+        started, kinds = os.times(), Counter[str]()
         for number, outcome in zip(numbers, run_cases(name, options.seed, numbers), strict=True):
             kinds[outcome.kind] += 1
             if outcome.kind in FAILURES or options.case is not None:
@@ -710,9 +909,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{outcome.kind}: {outcome.detail}\n    --seed {options.seed} --only {name} --case {number}", flush=True
                 )
         ends = ", ".join(f"{kind} {kinds[kind]}" for kind in (*FINE, *FAILURES) if kinds[kind])
-        rows.append(f"{name:9} {kinds.total():6} {time.monotonic() - started:5.0f} s  {ends}")
+        took = sum(os.times()[:4]) - sum(started[:4])
+        print(f"{name:9} {kinds.total():6} {took:7.0f} s  {ends}", flush=True)
         failed += [name] if missed(name, kinds) else []
-    print("\n".join(rows))
     print(f"missed: {', '.join(failed)}" if failed else "every part met its target")
     return 1 if failed else 0
 

@@ -13,7 +13,7 @@ from alphaprof.errors import DataEmpty
 from scripts import campaign
 
 SEED = 17
-COUNTS = {name: count // 20 for name, (_, count) in campaign.PARTS.items()}
+COUNTS = {name: max(5, count // 20) for name, (_, count) in campaign.PARTS.items()}
 
 
 def require_target(name: str, **options: bool) -> None:
@@ -24,9 +24,15 @@ def require_target(name: str, **options: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["files", "disk"])
+@pytest.mark.parametrize("name", ["files", "disk", "forged"])
 def test_a_hostile_case_ends_in_the_same_answer_or_in_two_lines(name: str) -> None:
-    require_target(name, models=False)
+    require_target(name, **({} if name == "forged" else {"models": False}))
+
+
+@pytest.mark.slow
+@pytest.mark.models
+def test_nothing_secret_is_kept_or_printed() -> None:
+    require_target("secrets")
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -359,6 +360,11 @@ class LocalStorage(Storage):
                 if _is_at(path, descriptor):  # not if the run was renamed, and its path belongs to another
                     path.unlink()
             os.close(descriptor)
+
+    def _open(self, name: str) -> pa.NativeFile:
+        if not stat.S_ISREG(os.stat(self._path(name)).st_mode):  # a pipe would never end
+            raise OSError("it is not a regular file")
+        return super()._open(name)
 
     def _locked(self, path: Path) -> int:
         """Return a descriptor of the file, locked and describing this process."""

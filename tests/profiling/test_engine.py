@@ -31,6 +31,7 @@ from alphaprof.profiling.engine import vllm_worker
 from alphaprof.profiling.engine.client import VllmEngine, engine_environment, vllm_version
 from alphaprof.profiling.engine.server import KEY, VllmServer, arguments_of, fetched
 from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineSteps, speculation, steps_of_rounds, time_engines
+from alphaprof.profiling.engine.texts import checked_ids
 from alphaprof.profiling.engine.vllm_worker import Forced, SteppedEngine
 from alphaprof.profiling.profile import load
 from alphaprof.profiling.timing import latency
@@ -619,3 +620,11 @@ def test_a_real_vllm_decodes_the_rounds_of_the_replay(tmp_path: Path, stories15m
     assert found["plain_same_text"] == 6
     assert {cell["draft"] for cell in found["cells"]} == {"ngram", "head", "pard"}
     assert {(cell["same_text"], cell["same_rounds"]) for cell in found["cells"]} == {(6, 6)}
+
+
+@pytest.mark.parametrize("ids", [[1000000000], [260], [-1], [1] * 7, [70.9], [True], [[1]], [], None, "12"])
+def test_what_an_engine_answers_is_checked_before_it_is_a_text(ids: Any) -> None:
+    """Of a vocabulary of 260 ids and 6 tokens that were asked for."""
+    assert checked_ids([0, 259], 6, 260).tolist() == [0, 259]
+    with pytest.raises(EngineFailed, match="the engine answers"):
+        checked_ids(ids, 6, 260)

@@ -50,7 +50,7 @@ class TextWriter:
         for answer in self._engine.write(
             [prompt_of(document, self.target.eos) for document in documents], self.options.concurrency
         ):
-            ids = _checked(answer["ids"], documents[answer["place"]].max_new_tokens, self.target.vocabulary)
+            ids = checked_ids(answer["ids"], documents[answer["place"]].max_new_tokens, self.target.vocabulary)
             texts.append(finished(documents[answer["place"]], ids, self.target.eos))
             done()
         return texts
@@ -66,7 +66,7 @@ class TextWriter:
             self._engine.close()
 
 
-def _checked(given: Any, most: int, vocabulary: int | None) -> np.ndarray[Any, np.dtype[np.int32]]:
+def checked_ids(given: Any, most: int, vocabulary: int | None) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return the token ids of an engine's text. Raises `EngineFailed` for what no text of the target can be."""
     limit, problem = vocabulary or 2**31 - 1, None
     if not isinstance(given, list) or any(type(each) is not int for each in given):
