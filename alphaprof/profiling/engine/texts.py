@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphaprof.errors import EngineFailed
+from alphaprof.errors import EngineFailed, shown
 from alphaprof.profiling.engine.client import VllmEngine
 from alphaprof.profiling.engine.server import VllmServer
 from alphaprof.profiling.texts.continuations import Continuation, finished
