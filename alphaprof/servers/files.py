@@ -5,6 +5,7 @@ Names are those of the engines' sources (`FORMATS`).
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
@@ -48,9 +49,14 @@ def _fields(**names: str) -> str:
 
 BENCH = _fields(rounds="spec_decode_num_drafts", drafted="spec_decode_draft_tokens", accepted="spec_decode_accepted_tokens")
 LLAMA = _fields(drafted="draft_n", accepted="draft_n_accepted", emitted="predicted_n")
+TABLE = r"Drafts: +(?P<rounds>\d+)|Draft tokens: +(?P<drafted>\d+)|Accepted tokens: +(?P<accepted>\d+)"
 USAGE = _fields(accepted="accepted_prediction_tokens", rejected="rejected_prediction_tokens", answered="completion_tokens")
 RUNNING = "the log of a vLLM server (engine V0)"  # whose lines count from the start of the server
 IMPORT = "import it, and diagnose that run: alphaprof import FILE"
+AVERAGES = (
+    "averages have no sums: start SGLang with --enable-metrics and give its address (alphaprof diagnose http://HOST:30000),"
+)
+AVERAGES += " or import answers that were asked for with return_meta_info: true (docs/import.md)"
 NOT_READ = "take the counts where they come from: a metrics page, or logged answers (docs/import.md)"
 FORMATS = (
     Format(
@@ -94,8 +100,23 @@ FORMATS = (
         "sglang",
         "the log of an SGLang server, whose lines are averages",
         ".*accept len: ",
-        "give its metrics page, or import logged answers: alphaprof import FILE",
+        AVERAGES,
     ),
+    Format("sglang", "what an SGLang server says of itself", '.*"avg_spec_accept_length"', AVERAGES),
+    Format("sglang", "a result of SGLang's bench_serving", '(?=.*"backend": *"sglang)(?=.*"accept_length")', AVERAGES),
+    Format("vllm", "what vllm bench serve prints", rf"(?:{TABLE}) *\r?\n?$"),
+    Format(
+        "trtllm",
+        "iterations of TensorRT-LLM",
+        '(?=.*"specDecodingStats")'
+        + _fields(rounds="numRequestsWithDraftTokens", drafted="numDraftTokens", accepted="numAcceptedTokens"),
+    ),
+    Format(
+        "lmstudio",
+        "an answer of LM Studio",
+        _fields(drafted="total_draft_tokens_count", accepted="accepted_draft_tokens_count", answered="completion_tokens"),
+    ),
+    Format("", "an answer of Prometheus' own API", '(?=.*"resultType")(?=.*"__name__")'),
     Format(
         "trtllm",
         "a performance record of TensorRT-LLM",
@@ -112,8 +133,9 @@ FORMATS = (
 )
 
 
-PAGE = Format("", "a metrics page", r"(?:# (?:HELP|TYPE) )?(?:ray_)?(?:vllm|sglang|llamacpp)[:_]\w")
-COUNTS = re.compile("[Aa]ccept|draft|spec_|guidellm|output_sequence")  # part of every sign, and of few lines of a log
+PAGE = Format("", "a metrics page", r"(?:# (?:HELP|TYPE) )?(?:ray_)?(?:vllm|sglang|llamacpp|lmdeploy)[:_]\w")
+# Part of every sign, and of few lines of a log.
+COUNTS = re.compile("[Aa]ccept|[Dd]raft|spec_|guidellm|output_sequence|resultType")
 
 
 def format_of(text: str) -> Format | None:
@@ -121,6 +143,25 @@ def format_of(text: str) -> Format | None:
     if re.match(PAGE.sign, text):
         return PAGE
     return next((each for each in FORMATS if re.match(each.sign, text)), None) if COUNTS.search(text) else None
+
+
+def as_utf8(content: bytes) -> bytes:
+    """Return a text as UTF-8 without a mark of its byte order; also one in UTF-16, as PowerShell writes it."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        content = content.decode("utf-16", errors="replace").encode()
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
+def page_of_api(content: bytes) -> bytes:
+    """Return an answer of Prometheus' own API as a metrics page: the last value of each series; anything else as it is."""
+    lines = []
+    with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        for series in json.loads(content)["data"]["result"]:
+            labels, value = dict(series["metric"]), (series.get("value") or series["values"][-1])[1]
+            name = labels.pop("__name__")
+            told = ",".join(f"{label}={json.dumps(str(said))}" for label, said in labels.items())
+            lines.append(f"{name}{{{told}}} {float(value)}\n")
+    return "".join(lines).encode() or content
 
 
 def sums_in(content: bytes, where: str) -> Page | None:

@@ -6,7 +6,6 @@ Counters of a page grow from a server's start on, so two pages count what happen
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import io
 import itertools
@@ -24,7 +23,7 @@ import numpy as np
 
 from alphaprof.errors import ColumnMissing, DataUnreadable, OptionInvalid, cut, shown
 from alphaprof.profiling.engine.server import LARGEST, fetched
-from alphaprof.servers.files import ADDRESS, GAUGES, GZIP, Key, Labels, Page, sums_in
+from alphaprof.servers.files import ADDRESS, GAUGES, GZIP, Key, Labels, Page, as_utf8, page_of_api, sums_in
 
 SAVE = "curl -s SERVER/metrics"
 EVERY_S = 5  # between two readings of a server
@@ -33,6 +32,7 @@ SERVERS = {
     "sglang": "SGLang",
     "llamacpp": "llama.cpp",
     "trtllm": "TensorRT-LLM",
+    "lmstudio": "LM Studio",
     "openai": "an OpenAI server",
 }
 # What pages call what: vLLM's engines V1 and V0, llama.cpp, SGLang; Ray has names of its own for vLLM's, each twice.
@@ -85,7 +85,7 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(most + 1)
         if len(content) > most:
             raise DataUnreadable(f"{where} holds more than {most >> 20} MiB", "give a part of it")
-        content = content.removeprefix(codecs.BOM_UTF8)
+        content = page_of_api(as_utf8(content))
     except (OSError, EOFError, zlib.error) as error:
         raise DataUnreadable(f"{where} is compressed, and damaged: {error}", "copy it again") from None
     if sums := sums_in(content, where):
@@ -107,6 +107,9 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
         problem = f"{where} is not a metrics page: {shown(str(error))}"
         raise DataUnreadable(problem, f"save the page in Prometheus' text format, as UTF-8: {SAVE}") from None
     if all(name.endswith(" created") for _, name, _ in found):
+        if b"lmdeploy:" in content:
+            hint = "give its log, whose lines of SpecDecoding metrics are added up"
+            raise ColumnMissing(f"{where} is a metrics page of LMDeploy, whose counters are not read", hint)
         raise ColumnMissing(f"{where} has no counter of vLLM, SGLang or llama.cpp", f"save its page: {SAVE}")
     return found
 

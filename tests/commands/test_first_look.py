@@ -197,7 +197,6 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
         f'{AFTER}vllm:inter_token_latency_seconds_bucket{{le="x"}} 1\n',
         "not a metrics page",
     ),
-    "UTF-16, as PowerShell writes": (BEFORE, AFTER.encode("utf-16"), "after.txt is not a metrics page: \"'utf-8' codec"),
 }
 
 
@@ -392,7 +391,7 @@ def test_requests_of_other_engines_are_named_with_the_next_step(name: str, tmp_p
     path = tmp_path / "file"
     path.write_text(ELSEWHERE[name])
     code, text = failure(invoke("import", path, "--rule", "strict", "--out", tmp_path / "run"))
-    next_step = "give its metrics page" if name == "averages" else "metrics page, or logged answers"
+    next_step = "start SGLang with --enable-metrics" if name == "averages" else "metrics page, or logged answers"
     next_step = f"alphaprof diagnose {path} shows" if name in FILES else next_step
     assert (code, "line 1: this is " in text, next_step in text) == (3, True, True)
 

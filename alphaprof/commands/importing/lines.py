@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import gzip
+import io
 import itertools
 import json
 import re
@@ -15,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from alphaprof.errors import DataUnreadable, OptionInvalid, cut, shown
-from alphaprof.servers.files import ADDRESS, GZIP, Format, format_of
+from alphaprof.servers.files import ADDRESS, GZIP, Format, as_utf8, format_of
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]  # up to what the log's columns hold
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
@@ -82,8 +85,10 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
     try:
         with path.open("rb") as file:
             packed = file.read(len(GZIP)) == GZIP
-        with gzip.open(path) if packed else path.open("rb") as file:
-            for number, text in enumerate(file, 1):
+        with gzip.open(path) if packed else path.open("rb") as opened:
+            wide = opened.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            stream: Any = io.BytesIO(as_utf8(opened.read())) if wide else opened
+            for number, text in enumerate(stream, 1):
                 digest(text)
                 if not text.strip():
                     continue
@@ -92,10 +97,14 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
                     content = json.loads(text.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
                     chunk = text.startswith((b"data:", b"event:"))
-                    if not chunk and not text.lstrip().startswith((b"{", b"[{")):  # a log names itself in one of its lines
-                        for other in itertools.chain([text], itertools.islice(file, LOOKED_AT)):
-                            if (kind := format_of(other.decode(errors="replace"))) is not None:
-                                raise line.other(kind) from None
+                    looked = [] if chunk else [text, *itertools.islice(stream, LOOKED_AT)]
+                    others = [other.decode(errors="replace") for other in looked]  # a log names itself in one of its lines
+                    if text.lstrip().startswith((b"{", b"[{")) or text.strip() == b"[":
+                        others = []
+                        with contextlib.suppress(ValueError, RecursionError):  # one object over several lines
+                            others = [json.dumps(json.loads(b"".join(looked)))]
+                    if kind := next(filter(None, map(format_of, others)), None):
+                        raise line.other(kind) from None
                     hint = MERGE if chunk else "write one JSON object per line, in UTF-8"
                     raise line.refuse(str(error), hint) from None
                 if not isinstance(content, dict | list):
