@@ -386,6 +386,8 @@ def test_requests_of_any_shape_are_prompts_or_bad_rows(tmp_path: Path, seed: int
         rows = []
         for _ in range(40):
             turns: Any = [{key: rng.choice(ODD) for key in KEYS if rng.random() < 0.4} for _ in range(rng.randint(0, 3))]
+            for turn in turns:
+                turn |= {"role": rng.choice(["user", "assistant", "tool", "system", "Bot"])} if rng.random() < 0.6 else {}
             turns = turns if rng.random() < 0.9 else rng.choice(ODD)
             rows.append({name: turns} | {key: rng.choice(ODD) for key in BESIDE if rng.random() < 0.3})
         path = tmp_path / "rows.jsonl"

@@ -221,13 +221,19 @@ def _joined(value: Any) -> str:
 
 def _add(turns: list[Turn], key: str, value: Any) -> None:
     """Add to the assistant's turn that ends a chat, or begin one if that has such a thing already; calls are together."""
-    last = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
+    last = turns[-1] if turns and turns[-1].get("role") == "assistant" else None
     if last is not None and last.get(key) is None:
         last[key] = value
     elif last is not None and key == "tool_calls":
-        last[key] = [*last[key], *value]
+        last[key] = _with(last, value)
     else:
         turns.append({"role": "assistant", key: value})
+
+
+def _with(turn: Turn, calls: list[Any]) -> list[Any]:
+    """Return the calls of a turn with some more."""
+    before = decoded(turn.get("tool_calls"))
+    return [*(before if isinstance(before, list) else []), *calls]
 
 
 def _called(name: Any, arguments: Any, identity: Any = None) -> list[dict[str, Any]]:
@@ -310,7 +316,7 @@ def _from_anthropic(messages: Sequence[Turn]) -> list[Turn]:
                 turn["reasoning"] = f"{turn.get('reasoning') or ''}{block.get('thinking') or ''}"
             elif kind == "tool_use":
                 calls = _called(block.get("name"), block.get("input"), block.get("id"))
-                turn["tool_calls"] = [*turn.get("tool_calls", []), *calls]
+                turn["tool_calls"] = _with(turn, calls)
             elif kind == "tool_result" and role == "user":
                 result = block.get("content") or ""
                 turns.append({"role": "tool", "content": result, "tool_call_id": block.get("tool_use_id")})
@@ -332,6 +338,7 @@ def _from_parts(contents: Sequence[Turn]) -> list[Turn]:
             turns.append(content)
             continue
         turn: Turn = {"role": content.get("role") or "user"}
+        texts: list[str] = []
         for part in content["parts"]:
             part = part if isinstance(part, Mapping) else {"text": part}
             kind = part.get("type")
@@ -342,7 +349,7 @@ def _from_parts(contents: Sequence[Turn]) -> list[Turn]:
             if call is not None:
                 call = _object(call)
                 calls = _called(call.get("name"), call.get("args", call.get("arguments")), call.get("id"))
-                turn["tool_calls"] = [*turn.get("tool_calls", []), *calls]
+                turn["tool_calls"] = _with(turn, calls)
             elif result is not None:
                 result = _object(result)
                 said = result.get("response", result.get("result"))
@@ -353,10 +360,10 @@ def _from_parts(contents: Sequence[Turn]) -> list[Turn]:
                 raise LeftOut(NOT_TEXT)
             elif part.get("thought") is True or kind == "reasoning":
                 turn["reasoning"] = turn.get("reasoning", "") + text
-            elif kind is None:
-                turn["content"] = turn.get("content", "") + text
             else:
-                turn["content"] = [*turn.get("content", []), {"type": "text", "text": text}]
+                texts.append(text)
+                spoken = [{"type": "text", "text": each} for each in texts]
+                turn["content"] = "".join(texts) if kind is None else spoken  # Gemini's have no kind
         turns += [turn] if len(turn) > 1 else []
     return turns
 
