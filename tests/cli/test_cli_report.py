@@ -18,18 +18,12 @@ from tests.synthetic import Domain, Recipe, contents, flipped, write_run
 
 STORY = Domain(temperature=0.7, continuation="sampled")
 SMALL = Recipe(domains={"code": Domain(), "story": STORY}, lookups=("lookup",), rules=("strict", "one_hot"))
-DRAWN = Recipe(domains={"story": STORY, "novel": STORY}, rules=("strict", "one_hot"))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of greedy and sampled text, without the rules that it is asked about."""
     return write_run(tmp_path_factory.mktemp("cli") / "run", SMALL)
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return write_run(tmp_path_factory.mktemp("drawn") / "run", DRAWN)
 
 
 def answered(console_script: Runner, *arguments: object) -> Any:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -215,54 +210,6 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     assert len(ended) > 4
     assert {"put prompts", "put positions"} <= set(ended)
     require_same_tables(out, expected)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_for_real_resumes_to_the_same_rows(greedy_run: Run, tiny: Path, tmp_path: Path) -> None:
-    """While it stages prompts, and after a shard; `scripts/campaign.py --only kills` draws a hundred."""
-    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
-    for marker in ("prompts/*", "records/texts-0000.json", "records/rows-0000.json"):
-        with start(path, out, "--resume") as process:
-            wait_for(out, marker, process)
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-        assert not (out / "manifest.json").exists() or Run.open(out).manifest.status == "running"
-    with start(path, out, "--resume") as last:
-        _, errors = last.communicate(timeout=240)
-    assert last.returncode == 0, errors
-    require_same_tables(out, greedy_run)
-
-
-def wait_for(out: Path, marker: str, process: subprocess.Popen[str]) -> None:
-    """Wait until a run has a file, or its process has ended."""
-    deadline = time.monotonic() + 240
-    while not list(out.glob(marker)) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-
-
-@pytest.mark.slow
-def test_a_second_writer_is_refused_and_a_killed_ones_run_is_free_at_once(
-    greedy_run: Run, tiny: Path, tmp_path: Path
-) -> None:
-    path, out = profile_file(tmp_path, tiny), tmp_path / "run"
-    with start(path, out) as first:
-        wait_for(out, "prompts/*", first)
-        first.send_signal(signal.SIGSTOP)  # it would end too soon
-        with start(path, out, "--resume") as second:
-            errors = second.communicate(timeout=240)[1]
-        assert (second.returncode, "Traceback" in errors) == (6, False), errors
-        assert f"process {first.pid} on " in errors
-        first.send_signal(signal.SIGKILL)
-    with start(path, out, "--resume") as third:
-        assert (third.communicate(timeout=240)[1].count("error"), third.returncode) == (0, 0)
-    require_same_tables(out, greedy_run)
-
-
-def start(path: Path, out: Path, *options: str) -> subprocess.Popen[str]:
-    """`alphaprof profile` as a process of its own."""
-    command = [sys.executable, "-m", "alphaprof", "profile", str(path), "--out", str(out), *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_options_say_of_a_draft_what_its_facts_will(greedy_run: Run, lookup_run: Run, head_run: Run) -> None:

@@ -46,7 +46,6 @@ USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
 SHOWN_TOOLS = f"[look {json.dumps(SCHEMA)}]"
-CALLS = [{"type": "function", "function": {"name": "look", "arguments": '{"city": "x"}'}}]
 GEMINI = {
     "systemInstruction": {"parts": [{"text": "Be "}, {"text": "terse."}]},
     "contents": [

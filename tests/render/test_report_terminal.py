@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
@@ -16,7 +15,7 @@ from alphaprof.render.json import render_json
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
 from tests.reference import LOGGED_RULES
-from tests.reporting import HOSTILE, as_first_screen, as_terminal, every, only, reported
+from tests.reporting import HOSTILE, as_terminal, every, only, reported
 from tests.synthetic import Domain, Recipe
 
 STORY = Domain(alpha=0.5, temperature=0.7, continuation="sampled")
@@ -98,23 +97,6 @@ def test_rules_of_the_verdict_have_a_table_of_their_own(report: RunReport, draft
         assert cell(table, "break-even", domain) == fmt.number(best.break_even_length)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_cut_off(report: RunReport, width: int) -> None:
-    text = as_terminal(report, width)
-    assert max(map(len, text.splitlines())) <= width
-    first = as_first_screen(report, width)
-    assert text.startswith(first)
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text.removeprefix(first)
-    cut = [line for line in first.splitlines() if "\N{HORIZONTAL ELLIPSIS}" in line]
-    assert all(re.search(r"\N{HORIZONTAL ELLIPSIS} \(--show (verdict|drafts|notes)\)$", line) for line in cut)
-    gammas = as_terminal(report, width, "gammas")
-    for result in every(report):
-        shown = of_draft(gammas, result.draft)
-        for item in result.gammas:
-            faster = f" / {fmt.number(item.speedup.value)}" if item.speedup else ""
-            assert re.search(re.escape(f" {fmt.number(item.tokens_per_round.value)}{faster}") + r"[ *]", shown)  # *: judged
-
-
 def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path) -> None:
     """Sampled and off-policy text, text that is not what it claims, spans, and a reason that names domains."""
     drawn = dataclasses.replace(STORY, documents=4, uniform=True)
@@ -129,8 +111,3 @@ def test_names_from_the_data_are_harmless_in_every_table_and_note(tmp_path: Path
     rendered = render_json(found)
     assert rendered.isascii()
     assert {result["domain"] for result in json.loads(rendered)["sections"]["drafts"]} == set(domains)
-
-
-def text(domain: str, continuation: str, *settings: float) -> SimpleNamespace:
-    sampling = dict(zip(("temperature", "top_k", "top_p"), settings, strict=False)) if settings else None
-    return SimpleNamespace(domain=domain, continuation=continuation, sampling=sampling)

@@ -19,10 +19,10 @@ from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.totals.count import TotalsRequest, columns_of, counts, has_rounds
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.replay import replays, runs_by_depth
+from alphaprof.totals.replay import runs_by_depth
 from tests.loops import each
 from tests.synthetic import Domain, Recipe, write_run
-from tests.totals.test_replay import Models, conditional_counts, corpus, process, random_models, texts
+from tests.totals.test_replay import Models, conditional_counts, process, random_models, texts
 from tests.totals.test_totals import FACTS
 
 Array = np.ndarray[Any, Any]
@@ -90,18 +90,6 @@ def test_expected_counts_of_a_head_are_those_of_every_way_it_can_go(
     assert np.abs(found[f"control_{gamma}"]).max() > 0.1
     written_law = {text: sum(share for (whole, _), share in law.items() if whole == text) for text in written}
     assert written_law == pytest.approx(chances, abs=1e-12)  # the enumeration is of the right process
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=9), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
-def test_equal_depths_are_those_of_a_draft_without_depth(positions: list[tuple[float, float, int]], gamma: int) -> None:
-    kept, accept, proposed = (np.array(column) for column in zip(*positions, strict=True))
-    one = corpus(np.zeros(len(kept)), proposed, [len(kept)])
-    plain = replays(one, [gamma], (kept, accept))[gamma]
-    by_depth = np.stack([kept] * 4, 1), np.stack([accept] * 4, 1)
-    deep = replays(one, [gamma], by_depth)[gamma]
-    for name, values in vars(plain).items():
-        assert getattr(deep, name) == pytest.approx(values, abs=1e-12), name
 
 
 depths_of_documents = st.lists(

@@ -165,16 +165,6 @@ def assert_equal(found: Rounds, expected: Rounds) -> None:
         assert getattr(found, item.name).tolist() == getattr(expected, item.name).tolist(), item.name
 
 
-@given(documents, st.integers(1, 6))
-@settings(max_examples=100, deadline=None)
-def test_expectations_of_what_is_certain_are_the_facts(given_documents: list[list[tuple[bool, int]]], gamma: int) -> None:
-    """Where every a_t is 0 or 1, the program over states is the plain replay, whatever is proposed."""
-    agrees, proposed = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
-    many = corpus(agrees, proposed, [len(document) for document in given_documents])
-    kept = agrees.astype(float)
-    assert_equal(replays(many, [gamma], (kept, kept))[gamma], replay(many, gamma))
-
-
 @dataclass(frozen=True)
 class Models:
     """A target and a draft: next-token distributions [vocabulary] by history, which may be anything.
@@ -688,27 +678,6 @@ def test_markov_agreement_matches_the_closed_form() -> None:
     assert float((counted.tokens / counted.rounds)[0]) == pytest.approx(expected, rel=0.01)
     independent = sum(mean**depth for depth in range(gamma + 1))
     assert float((counted.tokens / counted.rounds)[0]) < independent  # burstiness: the textbook formula overestimates
-
-
-COUNTS = ("rounds", "tokens", "drafted", "tested", "accepted")
-
-
-bits = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4)), min_size=1, max_size=8)
-
-
-@given(bits, st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
-def test_expected_counts_are_the_mean_over_independent_acceptances(positions: list[tuple[float, int]], gamma: int) -> None:
-    """Every combination of accepted positions replayed, whatever a round proposes that starts there."""
-    size = len(positions)
-    kept, proposed = (np.array(column) for column in zip(*positions, strict=True))
-    outcomes = np.array(list(itertools.product((0, 1), repeat=size)))
-    chances = np.where(outcomes == 1, kept, 1 - kept).prod(1)
-    every = corpus(outcomes.ravel(), np.tile(proposed, len(outcomes)), [size] * len(outcomes))
-    facts = replay(every, gamma)
-    found = replays(corpus(np.zeros(size), proposed, [size]), [gamma], (kept, kept))[gamma]
-    for name in COUNTS:
-        assert getattr(found, name)[0] == pytest.approx(chances @ getattr(facts, name), abs=1e-9), name
 
 
 def test_drafts_that_llamacpp_stopped_are_those_of_the_log_and_of_its_room() -> None:
