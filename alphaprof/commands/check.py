@@ -33,7 +33,7 @@ from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
 from alphaprof.costs.rounds import Timing
 from alphaprof.costs.timing import GO_ROUNDS
-from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, shown
+from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, RunMismatch, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
 from alphaprof.render.format import short, visible
@@ -483,7 +483,11 @@ def _require_one_of(what: str, asked: object, known: Collection[object], run: Ru
 
 
 def one_rule(asked: Asked) -> str:
-    """Return the rule of the decision. Raises `OptionInvalid` if greedy and sampled text have one each, or none exists."""
+    """Return the rule of the decision. Raises `OptionInvalid` if greedy and sampled text have one each, or none exists, and
+    `RunMismatch` for a run that has no rows yet.
+    """
+    if not asked.run.manifest.shards:
+        raise RunMismatch(f"{asked.run.path} has no measured text yet", "finish it with alphaprof profile --resume first")
     if len(asked.decisive) != 1:
         found = " and ".join(asked.decisive) or "no text is the target's own"
         raise OptionInvalid(f"the run's text has no single rule: {found}", "name one: --rule strict")

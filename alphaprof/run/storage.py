@@ -617,7 +617,7 @@ def storage_of(where: str | Path) -> Storage:
     require_utf8(text)
     if isinstance(where, Path):
         text = COLLAPSED.sub(r"\1://", text, count=1)
-    if URI.match(text) is None:
+    if URI.match(text) is None and COLLAPSED.match(text) is None:  # no folder is called s3:
         return LocalStorage(Path(where))
     match = REMOTE.fullmatch(text)
     if match is None:  # it may hold a key: nothing of it is repeated

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from alphaprof.errors import CostsUnreadable, RunUnreadable, without_secrets
+from alphaprof.commands.check import checked
+from alphaprof.errors import CostsUnreadable, OptionInvalid, RunMismatch, RunUnreadable, without_secrets
 from alphaprof.report.build import build_report
 from alphaprof.run.manifest import Environment, differences, digest_of, read_manifest
 from alphaprof.run.reader import Run
@@ -115,3 +116,19 @@ def test_an_address_is_shown_without_its_secrets(text: str, kept: str) -> None:
     assert without_secrets(text) == kept
     assert without_secrets({"a": [text, 1]}) == {"a": [kept, 1]}
     assert without_secrets((text,)) == (kept,)
+
+
+def test_a_check_of_a_run_without_rows_says_what_is_missing(small: Path) -> None:
+    """Not that its text has no single rule."""
+    forge(small, status="running", shards=[], files={})
+    for record in (small / "records").glob("rows-*"):
+        record.unlink()
+    with pytest.raises(RunMismatch, match="has no measured text yet") as caught:
+        checked(small, None, None, None, {"alpha": ["0.5"]}, None, 0.0)
+    assert "--resume" in caught.value.hint
+
+
+@pytest.mark.parametrize("address", ["s3:/bucket/run", "gs:/bucket/run"])
+def test_an_address_with_one_slash_is_no_folder(address: str) -> None:
+    with pytest.raises(OptionInvalid, match="unsupported address"):
+        storage_of(address)
