@@ -83,7 +83,7 @@ SAME = "the same draft with equal totals"
 NEXT: dict[Outcome, str] = {
     "pass": "use this run as --baseline of later checks",
     "fail": "run alphaprof report to see where acceptance is lost",
-    "undecided": "do what the reason says; use --undecided fail to fail a pipeline",
+    "undecided": "do what the reason says",
 }
 
 
@@ -186,8 +186,13 @@ class Check:
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
         yield from (Verdict("note", f": {message}; {note.remedy}") for message, note in once_a_code(self.notes))
         level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
-        yield Small(f"bounds: one-sided, lower ones at {level}, upper ones at {level} over all thresholds (Holm).")
+        together = "over all thresholds" if self.baseline is None else "of the domains together"
+        yield Small(f"bounds: one-sided, lower ones at {level}, upper ones at {level}, {together} (Holm).")
         yield Small(f"pass: {deciding} lower bound reaches its threshold. fail: an upper bound is below its threshold.")
+        if self.outcome == "undecided":
+            code = f"{0 if self.undecided == 'pass' else CheckUndecided.exit_code}"
+            other = f"; --undecided fail makes it {CheckUndecided.exit_code}" if self.undecided == "pass" else ""
+            yield Small(f"UNDECIDED ends with exit code {code}{other}.")
 
     def junit(self) -> str:
         """Return JUnit XML: a test case a threshold. What could not be judged is skipped; so is what is undecided, unless it
@@ -503,9 +508,9 @@ def check_baseline(
     profile: ProfileOptions | None = None,
 ) -> Check:
     """Compare a draft with an older one on the same prompts: tokens per round of the whole traffic must surely have lost no
-    more than the share `margin`, and no domain may surely have lost more. All failures together are wrong with a probability
-    of at most 1 - confidence (Holm). `profile`: the new run's, with another decision. Raises `NotComparable` with the
-    reason, and `OptionInvalid` for a gamma that is not one of both runs.
+    more than the share `margin`, and no domain may surely have lost more. That of the whole traffic is wrong with a
+    probability of at most 1 - confidence, and so are all of domains together (Holm). `profile`: the new run's, with another
+    decision. Raises `NotComparable` with the reason, and `OptionInvalid` for a gamma that is not one of both runs.
     """
     require_comparable(old, new)
     both = common_gammas(new, old, gamma)
@@ -540,7 +545,8 @@ def check_baseline(
         if doubt := asked.question.stand_in or next(filter(None, against), ""):  # rounds describe other traffic
             item, bounds = dataclasses.replace(item, outcome="undecided", note=doubt), None
         parts.append((item, bounds))
-    items = _judged_together(parts, confidence)
+    # Two questions, each at the confidence: of the whole traffic, as `compare` asks it, and of any domain.
+    items = (*_judged_together(parts[:1], confidence), *_judged_together(parts[1:], confidence))
     unjudged += _unpaired(old.run, new.run, {text.domain for text in texts})
     failed = any(item.outcome == "fail" for item in items)
     outcome: Outcome = "fail" if failed else items[0].outcome

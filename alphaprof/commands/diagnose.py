@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,13 +40,18 @@ from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.run.reader import Run, RunDraft, side_of
 from alphaprof.servers.files import ADDRESS, Page
 from alphaprof.servers.pages import GAP, counted, read_pages, rounds_of, times_of
-from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, small_sample
+from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, present, small_sample
 from alphaprof.stats.student import quantile
 from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents
 
-Outcome = Literal["as_predicted", "differs", "too_few"]
-WORDS = {"as_predicted": "AS PREDICTED", "differs": "DIFFERS", "too_few": "TOO FEW ROUNDS"}
+Outcome = Literal["as_predicted", "differs", "too_few", "too_few_documents"]
+WORDS = {
+    "as_predicted": "AS PREDICTED",
+    "differs": "DIFFERS",
+    "too_few": "TOO FEW ROUNDS",
+    "too_few_documents": "TOO FEW DOCUMENTS",
+}
 ERROR = 0.01  # probability that a server that does as predicted is said to differ, over all depths and the length
 CONFIDENCE = 0.95  # of intervals that stand alone
 VISIBLE = 0.25  # a server is as predicted only if the loss of this share of accepted drafts would have shown
@@ -54,6 +59,7 @@ ASSUMED = 1000  # rounds behind shares of which nobody says how many there were
 OWN = 20  # requests from which a server's own variation between requests is used, and not the run's
 FULL = 0.98  # share of gamma drafts from which on rounds count as complete: the last one of a text may be shorter
 EXACT = 1e-6  # tokens: means over the same prompts are equal
+ALL_OF_IT = 1e3  # by which shares that do not add up to 1 count more than a share of drafts that is off
 PROMPTS = 4  # prompts of the run that the server renders
 CAUSES = {  # in words, and what separates it from the others
     "template": ("chat template, BOS or prefix", "compare /tokenize of a request with prompt_ids of the run"),
@@ -141,6 +147,7 @@ class Diagnosis:
     outcome: Outcome
     reason: str
     visible: float  # smallest loss of accepted drafts per round that would have shown, as a share of them
+    documents_needed: int | None  # of a run that would show VISIBLE; None: requests are what is too few, or nothing is
     predicted_length: Interval  # acceptance length: 1 + accepted drafts / rounds with a draft
     measured_length: Interval
     depths: tuple[Depth, ...]  # empty: the server does not count by depth
@@ -212,16 +219,20 @@ def next_step(answer: Diagnosis) -> str:
     """Return what to do about an outcome."""
     if answer.outcome == "differs":
         return CAUSES[answer.causes[0].name][1]
-    more = "read the counters again after more requests; if they were many, profile more documents"
+    if answer.outcome == "too_few_documents":
+        return f"profile about {fmt.many(answer.documents_needed or 0, 'document')}: more requests alone would not tell"
+    more = "read the counters again after more requests"
     return more if answer.outcome == "too_few" else "alphaprof report says what this acceptance is worth"
 
 
 def require_as_predicted(answer: Diagnosis, undecided_fails: bool) -> None:
-    """Raise `OutsideTolerance` if the server differs, and `CheckUndecided` if rounds are too few and that is asked for."""
+    """Raise `OutsideTolerance` if the server differs, and `CheckUndecided` if rounds or documents are too few and that is
+    asked for.
+    """
     if answer.outcome == "differs":
         raise OutsideTolerance(f"the server differs from the prediction: {answer.reason}", next_step(answer))
-    if answer.outcome == "too_few" and undecided_fails:
-        raise CheckUndecided(f"too few rounds to tell: {answer.reason}", next_step(answer))
+    if answer.outcome in ("too_few", "too_few_documents") and undecided_fails:
+        raise CheckUndecided(f"{WORDS[answer.outcome].lower()} to tell: {answer.reason}", next_step(answer))
 
 
 def require_run(given: Mapping[str, object]) -> None:
@@ -249,6 +260,7 @@ class Served:
     rule: str = ""  # empty: counters do not tell
     speedup: Interval | None = None
     exact: bool = True  # rounds are facts, and not expectations
+    domains: Mapping[str, Array] = field(default_factory=dict)  # of a run: which units are of each, [units]
     times: Mapping[str, float | None] = field(default_factory=dict)  # ms, by name; of counters
 
     @property
@@ -265,6 +277,17 @@ class Served:
         """Return some of its units."""
         parts = {name: getattr(self, name)[chosen] for name in ("rounds", "tested", "accepted")}
         return replace(self, **parts, kept=float(parts["accepted"].sum()), requests=None)
+
+    @property
+    def first(self) -> Served:
+        """The first drafts alone."""
+        accepted = self.accepted[:, :1]
+        return replace(self, tested=self.tested[:, :1], accepted=accepted, kept=float(accepted.sum()))
+
+    @property
+    def shape(self) -> Array:
+        """Shares of the rounds that accepted the first d = 0..gamma drafts, [gamma + 1]."""
+        return np.concatenate([[1.0], self.accepted.sum(0) / self.rounds.sum()])
 
     def estimates(self) -> Array:
         """Return, for the share accepted at each depth and, last, the mean of accepted drafts, [4, gamma + 1]: the value,
@@ -321,19 +344,27 @@ def diagnose(
     found: dict[str, str] = {}
     if decided not in ("auto", known.gamma):
         found["gamma"] = f"the server drafts {known.gamma} tokens a round; {decided} were decided"
-    if shorter := run.full and bool(known.drafted) and not known.full:  # an adaptive schedule, or one by load
-        mean = fmt.number(float(known.drafted or 0) / float(known.rounds.sum()))
-        found["gamma"] = f"the server drafts {mean} tokens a round on average, the run {run.gamma}"
     if known.rule not in ("", run.rule):
         found["rule"] = f"the run predicts rule {run.rule}; the requests were served with {known.rule}"
     if known.full and not run.full and run.every:
         found["lookup"] = "every round drafts gamma tokens: those without a match are padded"
         wider = run.rounds * (run.every / run.rounds.sum())
         run = replace(run, rounds=wider, tested=np.hstack([wider[:, None], run.tested[:, 1:]]))
-    depths, lengths, sign, missed = compared(run, known)
+    trimmed, shorter = "", False
+    if run.full and bool(known.drafted) and not known.full:  # adaptive verification, or a schedule by load
+        mean = fmt.number(float(known.drafted or 0) / float(known.rounds.sum()))
+        trimmed = f"the server drafts {mean} tokens a round on average, the run {run.gamma}: only first drafts are compared"
+    lengths = compared(run, known).lengths
+    if trimmed and not np.isnan(known.shape).any():
+        run, known = run.first, known.first
+    elif trimmed:  # nothing tells how many rounds drafted the later tokens
+        found["gamma"], trimmed, shorter = trimmed.partition(":")[0], "", True
+    depths, _, sign, missed, own = compared(run, known)
     shape, possible = shape_of(depths, sign, float(known.rounds.sum()))
     if possible and known.rule:
         shape, possible = by_context(run, known) or (shape, possible)
+    if possible and not paired and (mixed := as_mixture(run, known)):
+        shape, possible = f"{shape}; {mixed[0]}", ("traffic", *(name for name in possible if name != "traffic" and mixed[1]))
     domains = tuple(served_domains(texts, known.gamma, paired))
     if (odd := [item for item in domains if item.sign]) and not shape:
         fewer = [item for item in odd if item.sign < 0]
@@ -344,8 +375,8 @@ def diagnose(
         losses = [(each.difference.value - each.difference.low) / max(each.predicted - 1, 1e-9) for each in domains]
         missed = min(missed, max(losses))
     likely, out, sure = compare_prompts(run, known)
-    if possible and pages and pages[0].startswith(ADDRESS):
-        more, less = ask_server(side, run.rule, pages[0])
+    if possible and pages and pages[-1].startswith(ADDRESS):
+        more, less = ask_server(side, run.rule, pages[-1])
         found |= {name: text for name, text in more.items() if name in possible}
         out |= {name: text for name, text in less.items() if name not in likely}  # clients may render prompts themselves
     explained = shorter or any(name in possible for name in found)
@@ -356,12 +387,18 @@ def diagnose(
     causes += [Cause(name, CAUSES[name][0], "no", out[name]) for name in possible if name in out and name not in found]
     told = not shares or rounds is not None
     outcome: Outcome = "differs" if shape or found else "as_predicted" if told and missed <= VISIBLE else "too_few"
+    needed = None
+    if outcome == "too_few" and told and not paired and own > VISIBLE and run.requests:
+        rest = VISIBLE**2 - (missed**2 - own**2)  # what the server's own error leaves; half, if requests are too few too
+        needed = math.ceil(run.requests * own**2 / (rest if rest > 0 else VISIBLE**2 / 2)) if math.isfinite(missed) else None
+        outcome = "too_few_documents" if needed else outcome
     if outcome == "differs":
         reason = shape or f"{next(iter(found.values()))}; at this gamma acceptance is as predicted"
     else:
         loss = f"a loss of {fmt.percent(missed)}" if missed < 1 else "not even the loss of all"
         reason = f"{loss} of the accepted drafts would have shown"
         reason += "".join(f"; but {text}" for text in [*likely.values()][:1])
+    reason += f"; {trimmed}" if trimmed else ""
     if not told:
         reason += f", if these are shares of {ASSUMED:,} rounds: give --rounds"
     return Diagnosis(
@@ -375,6 +412,7 @@ def diagnose(
         outcome=outcome,
         reason=reason,
         visible=missed,
+        documents_needed=needed,
         predicted_length=lengths[0],
         measured_length=lengths[1],
         depths=depths,
@@ -396,9 +434,21 @@ def shares_of(text: str) -> list[float]:
     raise OptionInvalid(f"--acceptance {cut(text)} does not fall from 1 to 0", hint)
 
 
-def compared(run: Served, known: Served) -> tuple[tuple[Depth, ...], tuple[Interval, Interval], int, float]:
-    """Return both sides by depth (empty if one does not count by depth), the acceptance length of both, whether that differs
-    (-1, 0, 1), and the smallest loss that would have shown, as a share of accepted drafts.
+class Compared(NamedTuple):
+    """Both sides by `depths` (empty if one does not count by depth), the acceptance `lengths` of both, whether that differs
+    (`sign`: -1, 0, 1), and the smallest loss that would have shown, as a share of accepted drafts, here (`missed`) and if
+    the server had counted without end (`own`).
+    """
+
+    depths: tuple[Depth, ...]
+    lengths: tuple[Interval, Interval]
+    sign: int
+    missed: float
+    own: float
+
+
+def compared(run: Served, known: Served) -> Compared:
+    """Return how what a run predicts compares with what a server counted.
 
     Each depth and the length are tested at an equal part of `ERROR` (Bonferroni): t of the difference, with the variance of
     one common rate times design effects, the variance over units in units of that of independent rounds. They are those of
@@ -420,7 +470,8 @@ def compared(run: Served, known: Served) -> tuple[tuple[Depth, ...], tuple[Inter
         freedom = [small_sample(n[n > 0])[1] if (n > 0).sum() > 1 else 0.0 for n in (*run.tested.T, run.rounds)]
         error = np.sqrt(common * (effect / tests + seen / trials))
         number = max(1, int(np.isfinite(error).sum()))
-        far = np.array([quantile(1 - ERROR / 2 / number, each) for each in freedom]) * error + (1 / tests + 1 / trials) / 2
+        times = np.array([quantile(1 - ERROR / 2 / number, each) for each in freedom])
+        far, own = times * error + (1 / tests + 1 / trials) / 2, times * np.sqrt(common * effect / tests) + 1 / tests / 2
         alone = np.array([quantile((1 + CONFIDENCE) / 2, each) for each in freedom])
         ends = [
             alone * np.sqrt(np.where(own > 0, own, common) * each / n)
@@ -447,7 +498,42 @@ def compared(run: Served, known: Served) -> tuple[tuple[Depth, ...], tuple[Inter
     )
     means = zip((ours, theirs), ends, strict=True)
     lengths = [*filter(None, (interval(1 + mean[-1], half[-1], 1.0, 1.0 + run.gamma) for mean, half in means))]
-    return depths, (lengths[0], lengths[1]), int(signs[-1]), float(far[-1] / ours[-1]) if ours[-1] > 0 else math.inf
+    losses = [float(each[-1] / ours[-1]) if ours[-1] > 0 else math.inf for each in (far, own)]
+    return Compared(depths, (lengths[0], lengths[1]), int(signs[-1]), losses[0], losses[1])
+
+
+def as_mixture(run: Served, known: Served) -> tuple[str, bool] | None:
+    """Return in which shares of its rounds the run's own domains do what the server did, in words, and whether fewer first
+    drafts, all later ones as predicted, would do the same; None if no mixture of its domains does, or it has one.
+    """
+    from scipy.optimize import nnls
+
+    if len(run.domains) < 2 or np.isnan(known.shape).any():
+        return None
+    parts = {name: run.rows(units) for name, units in run.domains.items()}
+    shapes = np.array([part.shape for part in parts.values()]).T  # [gamma + 1, domains]
+    weight = np.array([ALL_OF_IT, *np.ones(run.gamma)])  # shares add up to 1
+    shares, _ = nnls(shapes * weight[:, None], known.shape * weight)
+    factors = np.ones(len(run.rounds))
+    for share, part, units in zip(shares, parts.values(), run.domains.values(), strict=True):
+        factors[units] = share * run.rounds.sum() / part.rounds.sum()
+    fewer = np.full(len(run.rounds), known.shape[1] / run.shape[1])
+    mixture, uniform = (
+        not shape_of(found.depths, found.sign, float(known.rounds.sum()))[0]
+        for found in (compared(scaled(run, *each), known) for each in ((factors, factors), (np.ones_like(fewer), fewer)))
+    )
+    if not mixture:
+        return None
+    listed = ", ".join(f"{fmt.short(name)} {fmt.percent(share)}" for name, share in zip(parts, shares, strict=True))
+    too = ", and so does the same loss of first drafts in all of them" if uniform else ""
+    return f"its own domains in other shares of the rounds do the same ({listed}){too}", uniform
+
+
+def scaled(run: Served, rounds: Array, accepted: Array) -> Served:
+    """Return a run whose rounds, and those that accepted drafts, are as many times as many, [units] each."""
+    kept = run.accepted * accepted[:, None]
+    tested = np.hstack([run.tested[:, :1] * rounds[:, None], run.tested[:, 1:] * accepted[:, None]])
+    return replace(run, rounds=run.rounds * rounds, tested=tested, accepted=kept, kept=float(kept.sum()))
 
 
 def shape_of(depths: Sequence[Depth], sign: int, rounds: float) -> tuple[str, tuple[str, ...]]:
@@ -511,6 +597,7 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
         rule=scope.rules,
         speedup=speedup_interval(faster, CONFIDENCE),
         exact=scope.exact,
+        domains={name: np.flatnonzero(np.isin(present(units), pool.cluster)) for name, pool in scope.pools.items()},
     )
 
 

@@ -19,7 +19,7 @@ from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Small, table_by_columns
-from alphaprof.report.loads import CONTEXTS, AtLoad, Place, load_table, over_loads, throughput
+from alphaprof.report.loads import CONTEXTS, AtLoad, load_table, throughput
 from alphaprof.stats import formulas
 from alphaprof.stats.estimate import Interval
 from alphaprof.stats.formulas import RoundCost
@@ -204,40 +204,20 @@ def build_prediction(
         predictions.append(prediction)
     best = max(predictions, key=lambda item: item.speedup)
     given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
-    loads = () if computed is None else tuple(_by_load([computed, *elsewhere], predictions, best.gamma, coverage))
+    loads = () if computed is None else tuple(_by_load([computed, *elsewhere], predictions, coverage))
     return Prediction(alpha, coverage, rate, rates, given, computed, tuple(predictions), best.gamma, loads)
 
 
-def _by_load(
-    costs: Sequence[ComputedCost], predictions: Sequence[GammaPrediction], best: int, coverage: float
-) -> Iterator[AtLoad]:
-    """Yield the gamma at every load, from the first one outward, as reports choose it: the neighbor's, unless another is
-    surely faster or that one is slower than decoding without a draft. Sure is what lies beyond the errors that the computed
-    steps of a draft do not share.
-    """
-    from alphaprof.costs.speedup import OWN_ERROR  # which formulas do without
-
-    known = {(each.batch, each.context): each for each in costs}
-    values = {
-        place: {
+def _by_load(costs: Sequence[ComputedCost], predictions: Sequence[GammaPrediction], coverage: float) -> Iterator[AtLoad]:
+    """Yield the fastest gamma at every load, as reports choose it."""
+    for each in sorted(costs, key=lambda cost: (cost.batch, cost.context)):
+        place = each.batch, each.context
+        values = {
             item.gamma: item.tokens_per_round / float(formulas.over_all_rounds(each.of_round(item.gamma), coverage))
             for item in predictions
         }
-        for place, each in known.items()
-    }
-
-    def choose(place: Place, present: int) -> int:
-        if place not in values:
-            return present
-        here, sure = values[place], known[place].factor ** OWN_ERROR
-        fastest = max(here, key=here.__getitem__)
-        return fastest if here[present] < 1 or here[fastest] > sure * here[present] else present
-
-    batches, contexts = (sorted(set(side)) for side in zip(*known, strict=True))
-    for place, gamma in sorted(over_loads(batches, contexts, next(iter(known)), best, choose).items()):
-        if place not in known:
-            continue
-        value, each = values[place][gamma], known[place]
+        gamma = max(values, key=values.__getitem__)
+        value = values[gamma]
         if value < 1:
             yield AtLoad(*place, 0, None, None, beyond=False)
         else:

@@ -5,14 +5,10 @@ order again; a round without a proposal costs one decode step. After a round tha
 tokens to read in its first step: its own last one and the target's. A draft head reads in its first step what the target has
 verified: the accepted tokens of the round before and the target's own. Prompt lookup has no draft steps, but searches the
 text once a round. Times are in ms; `cost` and `price` mean units of a decode step.
-
-Also what single timing rounds say of a round's cost: whether their two halves agree, and whether a few of them are far
-slower than the others.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,12 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from alphaprof.costs.mixing import Drafting, mixing
-from alphaprof.costs.timing import SLOW_TAIL, median_error
 from alphaprof.stats.estimate import Array
-from alphaprof.stats.student import quantile
 from alphaprof.totals.replay import RoundCounts
 
-AGREE = 0.99  # confidence with which two halves disagree before a note says so
 MORE_ROUNDS = "time more rounds on an idle machine, or use your engine's own times"
 
 
@@ -301,89 +294,3 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     ms[: gamma + 1] = np.maximum(ms[: gamma + 1], times.decode.ms)
     dearest = times.alone.mixing(gamma)[: gamma + 1] @ ms / times.decode.ms
     return float(least), float((dearest[:, None] + later)[possible].max())
-
-
-@dataclass(frozen=True)
-class HalvesDisagree:
-    """What a round of one draft costs in decode steps by the two halves of the timing rounds, which differ by more than
-    their errors allow.
-    """
-
-    draft: str
-    gamma: int
-    costs: tuple[float, float]
-    rounds: int  # in both halves
-
-
-def halves_disagree(timing: Timing, draft: str, gamma: int) -> HalvesDisagree | None:
-    """Return how the halves of the timing rounds disagree about a round of `gamma` drafts; None if they do not, if either
-    has fewer than 3 rounds, or if the times were not taken in rounds.
-
-    The logarithms of both costs are compared by the errors of their medians, added up as independent ones.
-    """
-    if timing.halves is None or not all(draft in half and half[draft].covers(gamma) for half in timing.halves):
-        return None
-    costs, errors, freedoms, rounds = [], [], [], 0
-    for times in (half[draft] for half in timing.halves):
-        by_round = costs_by_round(times, gamma)
-        cost = float(round_costs(times, gamma)[gamma])
-        error, freedom = median_error(np.log(by_round / cost), times.decode.autocorrelation)
-        if not math.isfinite(error):
-            return None
-        costs.append(cost)
-        errors.append(error)
-        freedoms.append(freedom)
-        rounds += len(by_round)
-    allowed = quantile((1 + AGREE) / 2, sum(freedoms)) * math.hypot(*errors)
-    if abs(math.log(costs[0] / costs[1])) <= allowed:
-        return None
-    return HalvesDisagree(draft, gamma, (costs[0], costs[1]), rounds)
-
-
-@dataclass(frozen=True)
-class SlowTail:
-    """A step that is far slower in a few timing rounds than in the others: its mean and median in ms; and by what share of
-    itself a round of drafting costs more by means than by medians.
-    """
-
-    step: str
-    mean_ms: float
-    median_ms: float
-    more: float
-
-
-def slow_tail(times: StepTimes, gamma: int) -> SlowTail | None:
-    """Return the step that makes a round of `gamma` drafts dearer by the means of the timing rounds than by their medians;
-    None if that is at most `SLOW_TAIL`, or the times were not taken in rounds.
-
-    What a server spends is a sum of times, tails included; in decode steps, whose own tails both ways of decoding have.
-    """
-    rounds = len(costs_by_round(times, gamma))
-    if not rounds:
-        return None
-    decode = float(np.mean(times.decode.rounds[:rounds]))
-    steps = [(count, step, float(np.mean(step.rounds[:rounds])), name) for count, step, name in _steps(times, gamma)]
-    more = sum(count * mean for count, _, mean, _ in steps) / decode / float(round_costs(times, gamma)[gamma]) - 1
-    if more <= SLOW_TAIL:
-        return None
-    usual = decode / times.decode.ms
-    _, step, mean, name = max(steps, key=lambda each: each[0] * (each[2] - usual * each[1].ms))
-    return SlowTail(name, mean, step.ms, more)
-
-
-def costs_by_round(times: StepTimes, gamma: int) -> Array:
-    """Return the cost of a round of `gamma` drafts in each timing round, in that round's decode step, [rounds]; as many as
-    all steps have.
-    """
-    steps = _steps(times, gamma)
-    rounds = min(len(times.decode.rounds), *(len(step.rounds) for _, step, _ in steps))
-    spent = sum(count * np.array(step.rounds[:rounds]) for count, step, _ in steps)
-    return np.asarray(spent / np.array(times.decode.rounds[:rounds]))
-
-
-def _steps(times: StepTimes, gamma: int) -> list[tuple[float, StepTime, str]]:
-    """Return how often a round runs each step after one of which nothing was accepted, the step, and its name."""
-    names = [f"verification of {n} tokens" for n in range(1, gamma + 2)]
-    names += ["draft step", *["first step"] * (gamma + 1 if times.draft_first else 1), "search", "bookkeeping"]
-    every = zip(times.mixing(gamma)[gamma].tolist(), times.steps(gamma), names, strict=True)
-    return [(count, step, name) for count, step, name in every if count * step.ms > 0]

@@ -23,7 +23,7 @@ from alphaprof.costs.rounds import (
     time_by_step,
     time_spent,
 )
-from alphaprof.costs.timing import SLOW_TAIL, median_error, unheld
+from alphaprof.costs.timing import mean_error, median_error, unheld
 from alphaprof.stats.estimate import (
     Array,
     Ratio,
@@ -50,7 +50,7 @@ Domain = Decoded | list[Decoded]
 
 class TimingError(NamedTuple):
     """What step times make uncertain of a ratio of two times: a relative standard error and its degrees of freedom; and as
-    in `Speedup`, `flattered`, `waited`, `redrawn` and `tail`, here also if it is small.
+    in `Speedup`, `flattered`, `waited`, `redrawn`, `tail` and `mean_error`.
     """
 
     error: float
@@ -59,6 +59,7 @@ class TimingError(NamedTuple):
     waited: float
     redrawn: bool
     tail: float = 0.0
+    mean_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Speedup:
     if the processor was busy while steps were timed (`timing.unheld`). `doubt`: the largest relative error of the time that
     comes from unknown numbers of drafted tokens (`RoundCounts.doubt`). `redrawn`: whether a new run times the steps again;
     the error of a table or a roofline is the same in every run. `tail`: the share of itself by which the time would grow if
-    means of timing rounds counted in place of medians, if that is much; the lower bound counts it.
+    means of timing rounds counted in place of medians (below 0: by which it would fall), and `mean_error` its relative
+    standard error: the lower bound holds by means too.
     """
 
     value: float
@@ -93,6 +95,7 @@ class Speedup:
     doubt: float = 0.0
     redrawn: bool = True
     tail: float = 0.0
+    mean_error: float = 0.0
 
     @classmethod
     def of(
@@ -122,7 +125,8 @@ class Speedup:
             flattered=timing.flattered,
             waited=timing.waited,
             redrawn=timing.redrawn,
-            tail=timing.tail if timing.tail > SLOW_TAIL else 0.0,  # of both halves of the rounds together
+            tail=timing.tail,
+            mean_error=timing.mean_error,
             freedom=time.freedom,
             documents=time.documents,
             least=1 / worst,
@@ -139,22 +143,23 @@ class Speedup:
         Documents: t on the log scale of the time, farther out on the side where it is skewed, and never nearer than `unseen`
         documents allow. Step times: t on the log scale. Both distances add up as squares (Zou and Donner, 2008).
         """
-        timing, (low, high) = self._timing(tail), self.possible(tail)
+        (timing, by_means), (low, high) = self._timing(tail), self.possible(tail)
         spread, less, more = distances(self.sampling_error, self.freedom, self.skewness, tail)
         slower = math.log(max(_stretched(spread) + more, 1 + self.unseen_slower))
         least_time = min(math.exp(-spread) - less, 1 - self.unseen_faster)
         faster = -math.log(least_time) if least_time > 0 else math.inf
-        above, below = math.hypot(slower, timing), math.hypot(faster, timing)
+        below = math.hypot(faster, timing)
+        above = max(_stretched(math.hypot(slower, timing)), (1 + self.tail) * _stretched(math.hypot(slower, by_means)))
         fastest = self.value / (1 - self.doubt) * math.exp(below) if below < LARGEST else math.inf
-        slowest = self.value / (1 + self.doubt) / (1 + self.flattered) / (1 + self.tail) / _stretched(above)
+        slowest = self.value / (1 + self.doubt) / (1 + self.flattered) / above
         return max(low, slowest), min(high, fastest)
 
     def possible(self, tail: float) -> tuple[float, float]:
         """Return the bounds that step times alone give, each missing with probability `tail`."""
-        timing = self._timing(tail)
-        if timing > LARGEST:
+        timing, by_means = self._timing(tail)
+        if max(timing, by_means) > LARGEST:
             return 0.0, math.inf
-        return self.least / (1 + self.tail) * math.exp(-timing), self.most * math.exp(timing)
+        return self.least / max(math.exp(timing), (1 + self.tail) * math.exp(by_means)), self.most * math.exp(timing)
 
     @property
     def tells(self) -> bool:
@@ -180,9 +185,11 @@ class Speedup:
             unseen_faster=self.unseen_faster * seen,
         )
 
-    def _timing(self, tail: float) -> float:
-        by_rounds = quantile(1 - tail, self.timing_freedom) * self.timing_error if self.timing_error > 0 else 0.0
-        return max(by_rounds, self.waited)
+    def _timing(self, tail: float) -> tuple[float, float]:
+        """Return how far off step times may be, as logarithms: medians of rounds, and means."""
+        errors = (self.timing_error, self.mean_error)
+        medians, means = (quantile(1 - tail, self.timing_freedom) * each if each > 0 else 0.0 for each in errors)
+        return max(medians, self.waited), max(means, self.waited)
 
 
 def _stretched(distance: float) -> float:
@@ -421,12 +428,12 @@ def _timing_error(spent: Sequence[Spent], base: Sequence[Spent] = ()) -> TimingE
     """Return the error that step times give the ratio of two times: of what it is `spent` on with the draft, and of the
     `base` (none: decode steps alone). A step of both, or of several parts, has one error.
 
-    Times of interleaved rounds give a ratio for each round, whose median has an interval; the errors of two halves of the
-    rounds are independent. Times with an error of their own are independent: the derivative of the ratio's logarithm by
-    each, its share of one time less that of the other, times its error, add up as squares. An error that steps share adds up
-    before it is squared: over all steps if the other way is plain decoding, else over the rounds of each draft alone, since
-    nothing says that two drafts are off by the same. Of such steps each has an error of its own besides, `OWN_ERROR` of the
-    shared one, or two gammas of a draft would have none.
+    Times of interleaved rounds give a ratio for each round, whose median has an interval, and whose mean has an error; the
+    errors of two halves of the rounds are independent. Times with an error of their own are independent: the derivative of
+    the ratio's logarithm by each, its share of one time less that of the other, times its error, add up as squares. An error
+    that steps share adds up before it is squared: over all steps if the other way is plain decoding, else over the rounds of
+    each draft alone, since nothing says that two drafts are off by the same. Of such steps each has an error of its own
+    besides, `OWN_ERROR` of the shared one, or two gammas of a draft would have none.
     """
     base = base or _plain(spent)
     halves = list(dict.fromkeys(part.times.half for part in spent))
@@ -444,6 +451,7 @@ def _timing_error(spent: Sequence[Spent], base: Sequence[Spent] = ()) -> TimingE
             waited=max(one.waited for one in each),
             redrawn=any(one.redrawn for one in each),
             tail=sum(one.tail for one in each),
+            mean_error=math.hypot(*(one.mean_error for one in each)),
         )
     kinds: dict[int, tuple[StepTime, list[float]]] = {}  # each step once, with its shares of both times
     shared: dict[int, float] = {}  # errors that the steps of one draft share
@@ -462,9 +470,11 @@ def _timing_error(spent: Sequence[Spent], base: Sequence[Spent] = ()) -> TimingE
     doubts = _flattered(spent, base), max(unheld(step.waiting) for step in steps), any(step.redrawn for step in steps)
     if rounds := min(len(step.rounds) for step in steps):
         ms = np.array([step.rounds[:rounds] for step in steps]).T / [step.ms for step in steps]  # [timing rounds, kinds]
-        plain, with_draft = (np.log1p((ms - 1) @ shares) for shares in (before, after))
-        error, freedom = median_error(plain - with_draft, max(step.autocorrelation for step in steps))
-        return TimingError(error, freedom, *doubts, float(np.exp(with_draft).mean() / np.exp(plain).mean()) - 1)
+        plain, with_draft = (1 + (ms - 1) @ shares for shares in (before, after))
+        r = max(step.autocorrelation for step in steps)
+        error, freedom = median_error(np.log(plain) - np.log(with_draft), r)
+        tail, of_mean = mean_error(plain, with_draft, r)
+        return TimingError(error, freedom, *doubts, tail, of_mean)
     exact = all(step.shared_error == 0 for _, gamma, times in base for step in times.steps(gamma))
     alike = sum(shared.values()) if exact else math.hypot(*shared.values())
     own = [math.hypot(step.relative_error, OWN_ERROR * step.shared_error) for step in steps]

@@ -25,7 +25,6 @@ ORDERED_ROUNDS = 6  # from here on order statistics: the least and the largest o
 BUSY = 0.1  # waiting for a processor takes hardly any time on an idle machine, and half of it beside a busy process a core
 ALL = 0.999  # of a logarithm that is finite
 SURE = 0.02  # error of a round's cost at which more rounds are no longer worth their time
-SLOW_TAIL = 0.05  # by which a mean lies above its median if a few rounds are far slower; noise of 5% stays below it
 STRONGEST = 0.9  # the strongest autocorrelation that is allowed for
 ROUNDING = 1e-12  # of logarithms of times
 
@@ -71,6 +70,19 @@ def median_error(logs: Array, r: float) -> tuple[float, float]:
         return math.inf, 0.0
     freedom = len(logs) - 1.0
     return reach(logs, r) / quantile((1 + LEVEL) / 2, freedom), freedom
+
+
+def mean_error(base: Array, spent: Array, r: float) -> tuple[float, float]:
+    """Return by what share of itself the ratio of two sums over rounds, `spent` over `base`, [rounds] each in units of their
+    medians, lies above 1, and its relative standard error, for rounds with the `autocorrelation` r.
+
+    A server pays sums: slow rounds count as often as they happen, which a median does not show.
+    """
+    ratio = float(spent.mean() / base.mean())
+    if len(base) < LEAST_ROUNDS:
+        return ratio - 1, math.inf
+    error = float((spent - ratio * base).std(ddof=1) / spent.mean()) / math.sqrt(len(base))
+    return ratio - 1, error * math.sqrt((1 + r) / (1 - r))
 
 
 def autocorrelation(steps: Iterable[tuple[str, Sequence[float]]]) -> float:

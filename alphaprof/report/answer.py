@@ -31,8 +31,9 @@ class Answer:
     documents: int
     units: int  # independent ones: documents, those of one cluster or with equal prompts as one
     held_out: int  # units that the bounds rest on: all that were tested by what others chose; 0: there are no bounds
-    documents_needed: int | None  # independent ones of a new run that would settle it with a 50% chance
-    documents_likely: int | None  # and with a chance of 80%; None: it is settled, or no number has that chance
+    documents_needed: (
+        int | None
+    )  # independent ones of a new run that settles it with a chance of 80%; None: it is, or none has
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class GammaResult:
     verify_cost: float | None  # v = T(gamma + 1) / T(1)
     speedup: (
         Interval | None
-    )  # of decoding: without the draft / with it; of the chosen gamma as judged, else of all documents
+    )  # of decoding: without the draft / with it; the chosen gamma as judged, others times their gain on all documents
     request_speedup: Interval | None  # of whole requests, the same: with the prefill of target and draft
     of_documents: DocumentSpeedups | None  # speedups of single documents
     reached: tuple[float | None, ...]  # drafts at depth d that were reached: what `conditional` is a share of

@@ -21,7 +21,7 @@ from alphaprof.render.format import text_kind
 from alphaprof.report.answer import Answer, Conditions, DomainAnswer, DraftAnswer, Note, Result, RunFacts, Traffic
 from alphaprof.report.asked import Asked, DraftPool
 from alphaprof.report.judge import Judge
-from alphaprof.report.notes import report_notes, timing_notes
+from alphaprof.report.notes import report_notes
 from alphaprof.report.result import ResultKey, build_result
 from alphaprof.report.stopping import settled
 from alphaprof.run.reader import Run
@@ -161,7 +161,6 @@ def build_report(
     judge = Judge.of(asked, list(run.manifest.drafts))
     answer, traffic = judge.traffic()
     facts = _run_facts(run, documents, part)
-    more = timing_notes(asked.timing, answer.draft, answer.gamma)
     report = Report(
         answer=answer,
         traffic=traffic,
@@ -175,7 +174,7 @@ def build_report(
         confidence=question.confidence,
         times=asked.cost,
         run=facts,
-        notes=report_notes(run, facts, judge.pools, answer, traffic, asked.cost, asked.source, list(more)),
+        notes=report_notes(run, facts, judge.pools, answer, traffic, asked.cost, asked.source),
         alphaprof=__version__,
     )
     others = tuple(rule for rule in dict.fromkeys(rules or run.rules) if rule not in asked.deciding)

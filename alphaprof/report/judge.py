@@ -139,7 +139,6 @@ class Judge:
             units=units,
             held_out=decision.speedup.documents if decision.speedup else 0,
             documents_needed=decision.documents_needed,
-            documents_likely=decision.documents_likely,
         )
 
     def traffic(self) -> tuple[Answer, Traffic]:
@@ -250,8 +249,10 @@ class Judge:
         best = self.judged(None, list(self.candidates))
         others = [draft for draft in self.every if best[0] is None or draft != best[0][0]]
         each = ([] if best[0] is None else [best]) + [self.judged(None, [draft]) for draft in others]
-        answers = [self.answer(None, judged) for judged in each]
-        found = [DraftAnswer(answer, self._at_gammas(answer) if answer.draft else ()) for answer in answers]
+        answers = [(self.answer(None, judged), judged[1]) for judged in each]
+        found = [
+            DraftAnswer(answer, self._at_gammas(answer, decided) if answer.draft else ()) for answer, decided in answers
+        ]
 
         def speed(item: DraftAnswer) -> tuple[float, float]:
             speedup, tokens = item.answer.speedup, item.answer.tokens_per_round
@@ -259,7 +260,7 @@ class Judge:
 
         return tuple(sorted(found, key=speed, reverse=True))
 
-    def _at_gammas(self, answer: Answer) -> tuple[AtGamma, ...]:
+    def _at_gammas(self, answer: Answer, decision: Decision) -> tuple[AtGamma, ...]:
         """Return what a draft does on the whole traffic at every γ that it has rounds of."""
         draft, found = str(answer.draft), []
         pools, timing, mix = self.every[draft], self.timing, self.mix
@@ -271,7 +272,8 @@ class Judge:
             speedup = answer.speedup
             if gamma != answer.gamma or speedup is None:
                 faster = pooled_speedup({draft: pools}, (draft, gamma), timing.times, mix) if draft in timing.times else None
-                speedup = deciding_interval(faster, self._question.confidence)
+                tested = decision.tested or CrossFit([], faster)
+                speedup = tested.beside(faster, self._question.confidence)
             found.append(AtGamma(gamma, free.value if free else 0.0, speedup))
         return tuple(found)
 

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Table, table_by_columns
@@ -28,27 +27,6 @@ class AtLoad:
     speedup: Interval | None  # of decoding, with the bounds that decide; None: gamma is 0
     throughput: Interval | None  # of whole requests, with all prefills; None: gamma is 0, or the prefill is not known
     beyond: bool  # longer than all texts that were measured: acceptance is that of shorter ones
-
-
-def over_loads(
-    concurrencies: Sequence[int], contexts: Sequence[int], start: Place, best: int, choose: Callable[[Place, int], int]
-) -> dict[Place, int]:
-    """Return the gamma of every load: the `best` one at `start`, the load of the decision; from there along the concurrency,
-    then along the context. `choose` returns the gamma of a load, beside that of its neighbor.
-    """
-    found = {start: best}
-    for near, far in _outward(concurrencies, start[0]):
-        found[far, start[1]] = choose((far, start[1]), found[near, start[1]])
-    for size in sorted({start[0], *concurrencies}):
-        for near, far in _outward(contexts, start[1]):
-            found[size, far] = choose((size, far), found[size, near])
-    return found
-
-
-def _outward(known: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
-    """Yield neighbors among ascending numbers, the one that is nearer to `start` first."""
-    yield from pairwise([start, *(each for each in known if each > start)])
-    yield from pairwise([start, *(each for each in reversed(known) if each < start)])
 
 
 def pays_up_to(loads: Sequence[AtLoad], least: float) -> int | None:

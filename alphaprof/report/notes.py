@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from alphaprof.costs.cost_model import MEASURED, NONE, ROOFLINE, TIMED, Cost
-from alphaprof.costs.rounds import Timing, halves_disagree, slow_tail
 from alphaprof.render.format import count, many, percent, short, text_kind
 from alphaprof.report.answer import Answer, Note, RunFacts, Traffic
 from alphaprof.report.asked import DraftPool
@@ -34,10 +33,9 @@ def report_notes(
     traffic: Traffic,
     cost: Cost | None,
     source: str,
-    more: Sequence[dict[str, str]] = (),
 ) -> tuple[Note, ...]:
     """Return the notes of a report. `pools`: of the rules that the verdict concerns; `source`: where step times were to come
-    from; `more`: notes on the timing.
+    from.
     """
     own = source in TIMED  # else the run's own timing is nobody's business
     found = (
@@ -47,7 +45,6 @@ def report_notes(
         *text_notes((item.domain, item.pool) for item in pools),
         *_near_ties(pools, facts.dtype),
         *_sample_notes(pools),
-        *more,
         *(_cost_notes(cost, facts) if cost else _untimed_notes(facts, run.manifest, source)),
     )
     return tuple(Note(**each) for each in found if each["code"] in NOTES)
@@ -151,19 +148,6 @@ def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:
     if source == NONE:
         reason = "no step times were asked for (costs.source: none), so no speedup and no verdict"
     yield note("no_step_times", reason=reason, remedy=remedy)
-
-
-def timing_notes(timing: Timing, draft: str | None, gamma: int | None) -> Found:
-    """Return what timing rounds say against the step times of a verdict on `draft` and `gamma`."""
-    if draft is None or gamma is None:
-        return
-    if apart := halves_disagree(timing, draft, gamma):
-        first, second = apart.costs
-        yield note("halves_disagree", rounds=apart.rounds, draft=draft, gamma=gamma, first=first, second=second)
-    times = timing.times.get(draft)
-    if times is not None and times.covers(gamma) and (tail := slow_tail(times, gamma)):
-        mean, median = tail.mean_ms, tail.median_ms
-        yield note("slow_tail", step=tail.step, draft=draft, mean=mean, median=median, more=tail.more)
 
 
 def _cost_notes(cost: Cost, facts: RunFacts) -> Found:

@@ -77,7 +77,6 @@ def build_result(
         units=distinct(pool.cluster),
         held_out=decision.speedup.documents if decision.speedup else 0,
         documents_needed=decision.documents_needed if decides else None,
-        documents_likely=decision.documents_likely if decides else None,
         lossy=rule.rule.lossy,
         estimator=("expected" if by_chance(rule, key.facts) else "exact") if pool.defined else "one-step",
         continuation=pool.continuation,
@@ -120,8 +119,8 @@ def _round_results(
         domain: Domain | None = mix.decoded([pool.counts(gamma)], times)[0] if times is not None else None
         faster = mix.routed([domain]) if domain else None
         shown = speeds.deciding_interval(faster, question.confidence)
-        if best is not None and gamma == best[1] and decision.tested is not None and decision.tested.domains:
-            shown, faster = decision.bounds, decision.tested.named
+        if best is not None and decision.tested is not None and decision.tested.domains:
+            shown = decision.bounds if gamma == best[1] else decision.tested.beside(faster, question.confidence)
         request = speeds.of_requests(shown, [pool], None, costs, draft, question.concurrency) if shown and costs else None
         by_gamma.append(_gamma(pool, gamma, times, (faster, shown), request, alpha, question.confidence))
     if not key.rule.rule.timed:  # a tree drafts more tokens than its depth

@@ -17,7 +17,7 @@ import numpy as np
 
 from alphaprof.config.profile import DecisionOptions
 from alphaprof.costs.rounds import MORE_ROUNDS, UNTIMED, StepTimes, Timing
-from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, parts_of, total_times
+from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, total_times
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.run.manifest import DraftFacts
@@ -36,7 +36,7 @@ VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MIDDLE = "middle of what the log allows"  # of a value with a `Speedup.doubt`
 UNLIKE = "profile more documents: the halves of these do not choose alike"
 MANY = 1_000_000
-EVEN, LIKELY = 0.5, 0.8  # chances that a number of documents settles a verdict
+LIKELY = 0.8  # chance that the number of documents which is asked for settles a verdict
 
 
 class Question(DecisionOptions):
@@ -144,32 +144,28 @@ class Halves:
         return {}
 
     def chosen(self, options: Sequence[Pair]) -> Choice | None:
-        """Return what each half makes fastest, and both together; None if no speedup is known. Rounds of which the log does
-        not tell all that they drafted count at the slower end.
+        """Return what each half makes fastest, and all documents by all timing rounds; None if no speedup is known. Rounds
+        of which the log does not tell all that they drafted count at the slower end.
         """
-        sums = {  # time with the draft and without, of each part of each domain
-            option: [
-                [total_times(counts.ends[1], times) for counts, times in parts_of(domain)]
-                for domain in self.decoded((option, option))
-            ]
-            for option in options
-        }
+        both = {option: self.decoded((option, option)) for option in options}
+        ways = [{option: [parts[place] for parts in both[option]] for option in options} for place in range(2)]
+        ways.append({option: decoded(self.candidates, option, self.timing.times, self.mix) for option in options})
 
-        def fastest(side: slice) -> Pair | None:
+        def fastest(way: Mapping[Pair, Sequence[Decoded]]) -> Pair | None:
             values = {
-                option: self.mix.value_of([tuple(map(sum, zip(*parts[side], strict=True))) for parts in domains])
-                for option, domains in sums.items()
+                option: self.mix.value_of([total_times(counts.ends[1], times) for counts, times in domains])
+                for option, domains in way.items()
             }
             known = {option: value for option, value in values.items() if value is not None}
             return max(known, key=lambda option: known[option], default=None)
 
-        first, second, both = (fastest(side) for side in (slice(0, 1), slice(1, 2), slice(0, 2)))
-        return Choice(both, (first, second)) if first and second and both else None
+        first, second, every = map(fastest, ways)
+        return Choice(every, (first, second)) if first and second and every else None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The draft and gamma that both halves together prefer, and what each half does by itself."""
+    """The draft and gamma that all documents prefer, and what each half does by itself."""
 
     pair: Pair
     halves: tuple[Pair, Pair]
@@ -180,11 +176,12 @@ class CrossFit:
     """What a verdict rests on: how the documents of each domain are decoded, and the speedup of that. What was chosen is
     cross-fitted: each half of the documents is decoded as the other half chose, by timing rounds that did not choose either.
 
-    `named`: the speedup of the named draft and gamma on all documents. `own`: the same if the halves choose other drafts, or
-    gammas that are not `close`. Then neither number carries a verdict alone: a mean over two choices says nothing of one of
-    them, and the named one was chosen on the documents of its own number. `close`: what the halves choose lies
-    within the interval of `speedup`, which is then shown. `rows`: the documents of both halves, the parts of each domain;
-    None if nothing was chosen. `domains` is empty, and speedups None, if no speedup is known.
+    `own`: the speedup of the named draft and gamma on all documents by all timing rounds, which is what they get if they are
+    asked for by name; None if that is `speedup`, since nothing was chosen or both halves chose them. Else neither number
+    carries a verdict alone: a mean over two choices says nothing of one of them, and the named one was chosen on the
+    documents of its own number. `close`: that lies within the interval of `speedup`, which is then shown. `rows`: the
+    documents of both halves, the parts of each domain; None if these are whole. `domains` is empty, and speedups None, if no
+    speedup is known.
     """
 
     domains: Sequence[Domain]
@@ -193,12 +190,25 @@ class CrossFit:
     own: Speedup | None = None
     close: bool = True
     rows: tuple[Mapping[str, Mask], Mapping[str, Mask]] | None = None
-    named: Speedup | None = None
+
+    @property
+    def named(self) -> Speedup | None:
+        """The speedup of the named draft and gamma on all documents."""
+        return self.own or self.speedup
 
     @property
     def shown(self) -> Speedup | None:
         """The speedup whose value is shown."""
         return self.speedup if self.close else self.own
+
+    def beside(self, other: Speedup | None, confidence: float) -> Interval | None:
+        """Return another gamma of the named draft as it stands beside the value that is shown: that value times what all
+        documents gain by the other, since what made the choice lucky did as much for its neighbors.
+        """
+        if other is None or self.shown is None or self.named is None:
+            return None
+        share = self.shown.value / self.named.value
+        return Interval(*(share * each for each in (other.value, *other.deciding(1 - confidence))))
 
     def deciding(self, tail: float) -> tuple[float, float]:
         """Return the bounds that decide, each missing with probability `tail`."""
@@ -211,15 +221,13 @@ class CrossFit:
             return False
         return (self.own.value < min_speedup) != (self.speedup.value < min_speedup)
 
-    def documents_needed(self, min_speedup: float, confidence: float, wanted: float) -> int | None:
+    def documents_needed(self, min_speedup: float, confidence: float) -> int | None:
         """Return what `documents_needed` does, for all the speedups that have to clear the threshold; None if that would be
         on different sides of it.
         """
         if self.astride(min_speedup):
             return None
-        each = [
-            documents_needed(one, min_speedup, confidence, wanted) for one in (self.speedup, self.own) if one is not None
-        ]
+        each = [documents_needed(one, min_speedup, confidence) for one in (self.speedup, self.own) if one is not None]
         return None if None in each else max(number for number in each if number is not None)
 
     @classmethod
@@ -229,23 +237,17 @@ class CrossFit:
         """Choose among options and test the choice; `chooses`: whether anything is chosen at all."""
         if not chooses:
             fixed = decoded(candidates, options[0], timing.times, mix)
-            speedup = mix.routed(fixed)
-            return cls(fixed, speedup, named=speedup)
+            return cls(fixed, mix.routed(fixed))
         halves = Halves.of(candidates, timing, mix)
         if (choice := halves.chosen(options)) is None:
             return cls([], None)
         first, second = choice.halves
-        domains = halves.decoded((second, first))
-        speedup = mix.routed(domains)
-        # By given weights, the documents of both halves may prefer what neither half does.
-        if first == second == choice.pair or speedup is None:
-            return cls(domains, speedup, choice, rows=halves.rows, named=speedup)
-        own = {pair: mix.routed(halves.decoded((pair, pair))) for pair in {choice.pair, first, second}}
+        domains, named = halves.decoded((second, first)), decoded(candidates, choice.pair, timing.times, mix)
+        speedup, own = mix.routed(domains), mix.routed(named)
+        if first == second == choice.pair or speedup is None or own is None:
+            return cls(named, own, choice)
         low, high = speedup.bounds(tail)
-        close = all(each is not None and low <= each.value <= high for each in own.values())
-        one_draft = len({draft for draft, _ in own}) == 1
-        named = own[choice.pair]
-        return cls(domains, speedup, choice, None if close and one_draft else named, close, halves.rows, named)
+        return cls(domains, speedup, choice, own, low <= own.value <= high, halves.rows)
 
 
 def judge(
@@ -276,7 +278,7 @@ def judge(
     remedy = f"{decision.remedy}; " if decision.remedy and not question.stand_in else ""  # first: a screen cuts what is long
     reason = remedy + (decision.reason if few else f"{timing.basis}: {decision.reason}")
     if question.stand_in:
-        decision = replace(decision, verdict="UNDECIDED", documents_needed=None, documents_likely=None)
+        decision = replace(decision, verdict="UNDECIDED", documents_needed=None)
         reason = f"{question.stand_in}; {reason}"
     if best is not None and decision.verdict == "GO" and (v := timing.times[best[0]].v(best[1])) < SLOW_BASELINE:
         reason += f"; but decoding is slow here (v = {v:.2f} < 1), which favors every draft"
@@ -287,9 +289,9 @@ def judge(
 class Decision:
     """A verdict with the speedup and one-sided bounds that it rests on; `tested`: where these come from.
 
-    `documents_needed`, `documents_likely`: of how many independent documents a new run would settle it with a chance of 50
-    and of 80%; None if it is settled, or no number has that chance. `remedy`: what would settle it, in words; empty if it is
-    settled, or the reason says so.
+    `documents_needed`: of how many independent documents a new run would settle it with a chance of 80%; None if it is
+    settled, or no number has that chance. `remedy`: what would settle it, in words; empty if it is settled, or the reason
+    says so.
     """
 
     verdict: VerdictName
@@ -298,7 +300,6 @@ class Decision:
     low: float
     high: float
     documents_needed: int | None
-    documents_likely: int | None = None
     tested: CrossFit | None = None
     remedy: str = ""
 
@@ -309,12 +310,14 @@ class Decision:
 
     @property
     def disagreement(self) -> str:
-        """What each half of the documents chose, in words, if the named pair is judged by its own number as well; else
+        """What each half of the documents chose, in words, if these are other drafts, or gammas of clearly other speed; else
         empty.
         """
         if self.tested is None or self.tested.own is None or self.tested.choice is None:
             return ""
         choice = self.tested.choice
+        if self.tested.close and len({draft for draft, _ in (*choice.halves, choice.pair)}) == 1:
+            return ""
         one, other, both = (f"{draft} with {gamma}" for draft, gamma in (*choice.halves, choice.pair))
         if one == other:
             return f"each half of the documents prefers {one} speculative tokens, both together {both}"
@@ -333,15 +336,12 @@ def decide(
     if speedup is None:
         return Decision("UNDECIDED", _too_few(documents), None, 0.0, math.inf, None)
     if math.isinf(speedup.timing_error):
-        halved = "of each half of the timing rounds " if tested.choice else ""
+        halved = "of each half of the timing rounds " if tested.own else ""
         reason = f"step times {halved}of fewer than {LEAST_ROUNDS} rounds have no bounds"
         return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None, tested=tested, remedy=surer)
     low, high = tested.deciding(1 - confidence)
     verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO" if high < min_speedup else "UNDECIDED"
-    needed, likely = (
-        tested.documents_needed(min_speedup, confidence, wanted) if verdict == "UNDECIDED" else None
-        for wanted in (EVEN, LIKELY)
-    )
+    needed = tested.documents_needed(min_speedup, confidence) if verdict == "UNDECIDED" else None
     remedy = ""
     level, lower, upper = f"{100 * confidence:g}%", beside(low, min_speedup), beside(high, min_speedup)
     middle = f" ({MIDDLE})" if speedup.doubt else ""
@@ -356,8 +356,8 @@ def decide(
         reason = f"{on}, and its {level} upper bound {upper} is below {min_speedup:g}"
     else:
         reason = f"{on}, {level} bounds {lower} and {upper} enclose {min_speedup:g}"
-        remedy = UNLIKE if tested.astride(min_speedup) else _remedy(needed, likely, speedup, surer)
-    decision = Decision(verdict, reason, speedup, low, high, needed, likely, tested, remedy)
+        remedy = UNLIKE if tested.astride(min_speedup) else _remedy(needed, speedup, surer)
+    decision = Decision(verdict, reason, speedup, low, high, needed, tested, remedy)
     if speedup.tells and decision.disagreement:
         decision = replace(decision, reason=f"{reason}; {decision.disagreement}")
     return decision
@@ -380,10 +380,9 @@ def beside(bound: float, threshold: float, digits: int = 3) -> str:
     return next((text for text in texts if (float(text) < threshold) == (bound < threshold)), repr(bound))
 
 
-def _remedy(needed: int | None, likely: int | None, speedup: Speedup, surer: str) -> str:
+def _remedy(needed: int | None, speedup: Speedup, surer: str) -> str:
     if needed is not None:
-        sure = f"{likely} with 80%" if likely is not None else "no size gives 80%"
-        return f"a new run of {needed} independent documents would settle it with a 50% chance, {sure}"
+        return f"a new run of {needed} independent documents would settle it with a chance of {LIKELY:.0%}"
     timing = max(speedup.timing_error, speedup.waited)
     if 0 < timing < speedup.sampling_error:
         return f"profile more documents, and {surer}"
@@ -392,13 +391,13 @@ def _remedy(needed: int | None, likely: int | None, speedup: Speedup, surer: str
     return "choose another min_speedup: this one is too close for more documents to settle it"
 
 
-def documents_needed(speedup: Speedup, min_speedup: float, confidence: float, wanted: float) -> int | None:
-    """Return the smallest number of documents like these whose bound clears the threshold with a chance of `wanted`; None if
+def documents_needed(speedup: Speedup, min_speedup: float, confidence: float) -> int | None:
+    """Return the smallest number of documents like these whose bound clears the threshold with a chance of `LIKELY`; None if
     no number up to a million has it.
     """
 
     def settles(documents: int) -> bool:
-        return chance_of_settling(speedup, documents, min_speedup, confidence) >= wanted
+        return chance_of_settling(speedup, documents, min_speedup, confidence) >= LIKELY
 
     if not settles(MANY):
         return None

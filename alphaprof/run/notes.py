@@ -55,18 +55,6 @@ NOTES: Mapping[str, NoteKind] = {
         "measure again when the machine is idle, or use your engine's step times (docs/costs.md)",
         "own times",
     ),
-    "halves_disagree": NoteKind(
-        "the two halves of the {rounds} timing rounds disagree: a round of {draft} at gamma {gamma} costs {first:.2f} "
-        "decode steps in one and {second:.2f} in the other, more than their errors allow",
-        "time the steps again on an idle machine, in more rounds (costs.budget, costs.repeats)",
-        "times",
-    ),
-    "slow_tail": NoteKind(
-        "{draft}, {step}: {mean:.1f} ms on average but {median:.1f} ms in the median: a few timing rounds are far "
-        "slower. By means a round costs {more:.0%} more, which the lower bound counts",
-        "time the steps again on an idle machine; if the tail stays, so will it on a server",
-        "times",
-    ),
     "without_async": NoteKind(
         "vLLM schedules asynchronously when it decodes plainly, but not with {drafts}: a server loses as much, and its "
         "rounds were timed so",

@@ -186,11 +186,10 @@ class Documents:
         """Return the stratum that each independent unit was drawn from, as a number, [units].
 
         `limits`: by source, the number of documents of a domain at which it ends. A domain of a source that has them all is
-        a stratum; all others are one together. A unit with documents from several strata belongs to that set's stratum.
+        a stratum, and so is a source of one domain beside other sources; all others are one together. A unit with documents
+        from several strata belongs to that set's stratum.
         """
         strata = np.zeros(len(self.units.names.values), dtype=np.int64)
-        if not limits:
-            return strata
         domain = self.table["domain"].cast(pa.string()).combine_chunks().dictionary_encode()
         domains = len(domain.dictionary) + 1
         pairs, place, count = np.unique(
@@ -198,10 +197,13 @@ class Documents:
             return_inverse=True,
             return_counts=True,
         )
-        full = count >= np.array([limits.get(source, math.inf) for source in (pairs // domains).tolist()])
-        if not full.any():
+        sources = pairs // domains
+        fixed = count >= np.array([limits.get(source, math.inf) for source in sources.tolist()])
+        if len(pairs) and sources[0] < sources[-1]:
+            fixed |= np.bincount(sources)[sources] == 1
+        if not fixed.any():
             return strata
-        stratum, several = np.where(full[place], place, -1), len(pairs) + 1
+        stratum, several = np.where(fixed[place], place, -1), len(pairs) + 1
         unit, drawn = np.divmod(np.unique(self.units.codes * several + stratum + 1), several)
         strata[unit] = drawn
         sets: dict[tuple[int, ...], int] = {}
@@ -238,9 +240,9 @@ class Documents:
 
 
 def strata_of(documents: Documents, manifest: Manifest) -> Array:
-    """Return the stratum of each independent unit of a run, [units]. A domain of a source that ended at its `limit` is one:
-    its number of documents is not random. Those that were read to their end are one together, and so are all
-    documents of an imported run.
+    """Return the stratum of each independent unit of a run, [units]. A domain of a source that ended at its `limit` is one,
+    and so is a source that is one domain: how many documents it has is no chance. Several domains of a source that was read
+    to its end are one together, and so are all documents of an imported run.
     """
     return documents.strata({place: source.limit for place, source in enumerate(manifest.profile.data) if source.limit})
 

@@ -255,7 +255,7 @@ def test_the_verdict_holds_at_the_concurrency_that_is_asked_for(run: Run) -> Non
     assert between.times.target_ms[4] == pytest.approx(verified(4, 40, context_of(run)))
 
 
-def test_rounds_mean_and_spread_stand_beside_the_median_and_a_tail_is_a_note(tmp_path: Path) -> None:
+def test_rounds_mean_and_spread_stand_beside_the_median_and_the_lower_bound_counts_the_mean(tmp_path: Path) -> None:
     """Ten rounds that differ by a few per cent, of which two take ten times as long to verify three drafts."""
     factors, table = np.linspace(0.97, 1.03, 10), rows(batches=(1,), contexts=(8,))
     for row in table:
@@ -273,9 +273,9 @@ def test_rounds_mean_and_spread_stand_beside_the_median_and_a_tail_is_a_note(tmp
     text = as_terminal(report, 120, "times")
     assert "medians of 10 rounds" in text
     assert re.search(r"target, 4 tokens +10\.380 +1\.030 +29\.189 +10\.131 +103\.108", text)
-    assert "slow_tail" in codes(report)
     assert report.answer.speedup.low < report.answer.speedup.value / 2
-    assert "slow_tail" not in codes(asked(run, draft="small", gamma=1))
+    other = asked(run, draft="small", gamma=1).answer.speedup
+    assert other.low > 0.9 * other.value
 
 
 def test_halves_of_times_without_rounds_have_one_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which gamma a server should draft with by load: neighbors that are not told apart share one, and little is lost by it."""
+"""Which gamma a server should draft with by load: the fastest, and little is lost by it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import Mix
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.report.asked import Asked, draft_pools
-from alphaprof.report.loads import over_loads
 from alphaprof.report.schedule import GammaByLoad
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
@@ -45,20 +44,6 @@ def costs_of(run: Run, context: int, noise: Callable[[], float] = lambda: 1.0) -
 
 def load_of(run: Run, pool: DocumentTotals, costs: CostModel) -> GammaByLoad:
     return GammaByLoad("small", [pool], Mix.of({"code": 1.0}), costs, GAMMAS, 0.95)
-
-
-def test_the_gamma_of_a_load_is_that_of_its_neighbor_nearer_to_the_decision() -> None:
-    """First along the concurrency at the decision's context, outward, then along the context."""
-    asked: list[tuple[tuple[int, int], int]] = []
-
-    def choose(place: tuple[int, int], present: int) -> int:
-        asked.append((place, present))
-        return present + 1
-
-    found = over_loads((1, 4, 16), (100, 200), (4, 100), 5, choose)
-    assert found == {(4, 100): 5, (16, 100): 6, (1, 100): 6, (4, 200): 6, (16, 200): 7, (1, 200): 7}
-    assert dict(asked) == {(16, 100): 5, (1, 100): 5, (1, 200): 6, (4, 200): 5, (16, 200): 6}
-    assert over_loads((1, 4), (), (2, 100), 5, choose) == {(2, 100): 5, (4, 100): 6, (1, 100): 6}
 
 
 def value(load: GammaByLoad, batch: int, context: int, gamma: int) -> float:

@@ -143,20 +143,40 @@ def table(prompts: Sequence[str], sources: Sequence[int], domains: Sequence[str]
 
 def test_domains_of_a_column_end_at_their_limit_each_by_itself() -> None:
     """Two documents of each domain were asked for: there was one of b, which is chance."""
-    documents = table("abcdef", [0, 0, 0, 0, 0, 1], domains="xxyybz")
+    documents = table("abcdefg", [0, 0, 0, 0, 0, 1, 1], domains="xxyybzw")
     strata = documents.strata({0: 2})[documents.units.codes].tolist()
     assert strata[0] == strata[1]
     assert strata[2] == strata[3]
-    assert strata[4] == strata[5]
+    assert strata[4] == strata[5] == strata[6]
     assert len(set(strata)) == 3
+
+
+@each(
+    ("sources", "domains", "strata"),
+    [
+        ([0, 0, 1, 1], "xxyy", 2),  # two files, a domain each
+        ([0, 0, 1, 1], "xxxx", 2),  # of one domain
+        ([0, 0, 0, 0], "xxxx", 1),  # one file is all that there is
+        ([0, 0, 0, 0], "xxyy", 1),  # how many documents of it are of either domain is chance
+        ([0, 0, 1, 1, 2, 2], "xyxyzz", 2),  # the same in two files, beside one of one domain
+    ],
+)
+def test_a_source_that_is_one_domain_is_a_stratum(sources: list[int], domains: str, strata: int) -> None:
+    """Read to its end, without a limit."""
+    documents = table("abcdef"[: len(sources)], sources, domains)
+    found = documents.strata({})[documents.units.codes].tolist()
+    assert len(set(found)) == strata
+    assert all(len({each for each, other in zip(found, sources, strict=True) if other == source}) == 1 for source in sources)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 3)), min_size=1, max_size=30))
 def test_strata_are_those_of_a_loop_over_units(rows: list[tuple[str, int]]) -> None:
-    """Two units are of one stratum where their sets of sources are equal, sources without a limit counting as one."""
-    prompts, sources = [row[0] for row in rows], [row[1] for row in rows]
-    limits = {source: sources.count(source) for source in (0, 1) if source in sources}
-    documents = table(prompts, sources)
+    """Two units are of one stratum where their sets of sources are equal; of sources with two domains each, those without a
+    limit count as one.
+    """
+    prompts, sources = [row[0] for row in rows] * 2, [row[1] for row in rows] * 2
+    limits = {source: sources.count(source) // 2 for source in (0, 1) if source in sources}
+    documents = table(prompts, sources, ["x"] * len(rows) + ["y"] * len(rows))
     strata = documents.strata(limits)[documents.units.codes].tolist()
     sets = {name: frozenset(s if s in limits else -1 for p, s in rows if p == name) for name in prompts}
     for first, one in zip(prompts, strata, strict=True):

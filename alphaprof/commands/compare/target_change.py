@@ -27,8 +27,8 @@ from alphaprof.report.stopping import settled
 from alphaprof.report.verdict import Question
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run, RunDraft
-from alphaprof.stats.estimate import Array, Interval, by_cluster, distinct, pooled_share, present
-from alphaprof.stats.paired import share_difference, weighted_inverse_difference
+from alphaprof.stats.estimate import MISSED, Array, Interval, by_cluster, distinct, pooled_share, present
+from alphaprof.stats.paired import differing, share_difference, weighted_inverse_difference
 from alphaprof.totals.count import SHAPED, Shape, policies
 from alphaprof.totals.documents import Documents, Units
 from alphaprof.totals.log_sample import LogPart, columns_at, limit_of
@@ -92,6 +92,10 @@ class TargetChange:
     def blocks(self) -> Iterator[Block]:
         """Yield the verdict with its reason and what to do next, the change by domain, and what is known of its cause."""
         yield Verdict(self.verdict, f"  {self.reason}")
+        if self.verdict == "KEEP":
+            units = self.changes[0].clusters
+            one_in = f"{1 / differing(units, MISSED):.0f}"
+            yield f"{fmt.many(units, 'document')} cannot show that fewer than 1 document in {one_in} loses all of its drafts"
         if self.verdict in ("RETRAIN", "TURN OFF"):
             pays = f", and pays from {self.pays_from:.2f}" if self.pays_from is not None else ""
             yield f"a retrained draft must reach {self.must_reach:.2f} tokens per round at gamma {self.gamma}{pays}"

@@ -118,8 +118,7 @@ def _about(report: Report) -> Iterator[str]:
     if answer.verdict != "UNDECIDED":
         return
     if answer.documents_needed is not None:
-        likely = f", {fmt.count(answer.documents_likely)} for 80%" if answer.documents_likely is not None else ""
-        yield f"next: profile {fmt.count(answer.documents_needed)} documents for a 50% chance of a verdict{likely}"
+        yield f"next: profile {fmt.count(answer.documents_needed)} documents for an 80% chance of a verdict"
     else:
         yield answer.reason
 
@@ -247,7 +246,7 @@ def _below(report: Report) -> Iterator[str]:
     ]:
         (domain, count), *others = needed
         rest = "".join(f", {number} of {name}" for name, number in others)
-        yield f"to settle: a new run with about {count} documents of {domain}{rest} (even odds)"
+        yield f"to settle: a new run with about {count} documents of {domain}{rest} (80% chance)"
     remedies: dict[str, list[str]] = {}
     for each in undecided:
         if each.documents_needed is None and each.remedy:

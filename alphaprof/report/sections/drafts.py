@@ -71,12 +71,10 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
         if result.documents_needed is None:
             undecided.setdefault(result.remedy or result.reason, []).append(fmt.short(result.domain))
         else:
-            likely = "" if result.documents_likely is None else f" ({fmt.count(result.documents_likely)})"
-            needed.append(f"{fmt.short(result.domain)} {fmt.count(result.documents_needed)}{likely}")
+            needed.append(f"{fmt.short(result.domain)} {fmt.count(result.documents_needed)}")
     reasons = [f"  {', '.join(domains)}: {reason}" for reason, domains in undecided.items()]
     if needed:
-        chance = "50% (80%)" if any(result.documents_likely is not None for result in results) else "50%"
-        reasons.insert(0, f"  documents of a new run for a {chance} chance of a verdict: {', '.join(needed)}")
+        reasons.insert(0, f"  documents of a new run for an 80% chance of a verdict: {', '.join(needed)}")
     shown = {name: cell for name, cell in columns.items() if name not in unneeded}
     (table,) = table_of(f"{title}: by domain", results, shown, among=every, left=("verdict",), below=reasons)
     return table

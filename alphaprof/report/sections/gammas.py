@@ -12,6 +12,7 @@ from alphaprof.report.wording import FEW, FEW_MARK, MARKS, timed
 
 TITLE = "tokens per round and speedup at every gamma"
 EMPTY = "no text has rounds"
+OTHERS = "  *: the best gamma, as it was judged; others: times what all documents gain or lose by it"
 
 
 def draw(report: RunReport) -> Iterator[Block]:
@@ -38,7 +39,7 @@ def draw(report: RunReport) -> Iterator[Block]:
 
 
 def _traffic_by_gamma(report: RunReport) -> Iterator[Block]:
-    """Yield the whole traffic at every gamma, a row a draft, and the gammas that are about as fast as the chosen one."""
+    """Yield the whole traffic at every gamma, a row a draft, and the gammas that are as good as the chosen one."""
     rows = [
         (
             str(item.answer.draft),
@@ -55,7 +56,7 @@ def _traffic_by_gamma(report: RunReport) -> Iterator[Block]:
     if not rows:
         return
     what = f"speedup [{fmt.level(report.confidence)} each]" if timed(report) else "tokens per round"
-    below = ["  *: the best gamma, as it was judged; others: all documents"] if timed(report) else []
+    below = [OTHERS] if timed(report) else []
     if len(alike := report.traffic.alike) > 1:
         below.append(f"  {report.answer.draft}, gamma {alike[0]} to {alike[-1]}: no clear difference")
     yield table_by_columns(f"the whole traffic: {what} by gamma", rows, named="draft", below=below)
@@ -80,11 +81,7 @@ def _by_gamma(title: str, results: Sequence[Result]) -> Iterator[Table]:
         ("its verification", {str(item.gamma): fmt.number(item.verify_cost) for item in first}),
     ]
     what = "tokens per round / speedup" if known else "tokens per round"
-    below = (
-        ["  *: the best gamma, as it was judged, on documents that did not choose it; others: all documents"]
-        if known
-        else []
-    )
+    below = [OTHERS] if known else []
     footer = costs if known else ()
     yield table_by_columns(f"{title}: {what} by gamma", rows, footer=footer, below=below, draft=shown[0].draft)
 
