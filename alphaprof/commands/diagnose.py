@@ -359,7 +359,7 @@ def diagnose(
         run, known = run.first, known.first
     elif trimmed:  # nothing tells how many rounds drafted the later tokens
         found["gamma"], trimmed, shorter = trimmed.partition(":")[0], "", True
-    depths, _, sign, missed, own = compared(run, known)
+    depths, _, sign, missed, own, documents = compared(run, known)
     shape, possible = shape_of(depths, sign, float(known.rounds.sum()))
     if possible and known.rule:
         shape, possible = by_context(run, known) or (shape, possible)
@@ -387,11 +387,8 @@ def diagnose(
     causes += [Cause(name, CAUSES[name][0], "no", out[name]) for name in possible if name in out and name not in found]
     told = not shares or rounds is not None
     outcome: Outcome = "differs" if shape or found else "as_predicted" if told and missed <= VISIBLE else "too_few"
-    needed = None
-    if outcome == "too_few" and told and not paired and own > VISIBLE and run.requests:
-        rest = VISIBLE**2 - (missed**2 - own**2)  # what the server's own error leaves; half, if requests are too few too
-        needed = math.ceil(run.requests * own**2 / (rest if rest > 0 else VISIBLE**2 / 2)) if math.isfinite(missed) else None
-        outcome = "too_few_documents" if needed else outcome
+    needed = documents if outcome == "too_few" and told and not paired and own > VISIBLE else None
+    outcome = "too_few_documents" if needed else outcome
     if outcome == "differs":
         reason = shape or f"{next(iter(found.values()))}; at this gamma acceptance is as predicted"
     else:
@@ -437,7 +434,8 @@ def shares_of(text: str) -> list[float]:
 class Compared(NamedTuple):
     """Both sides by `depths` (empty if one does not count by depth), the acceptance `lengths` of both, whether that differs
     (`sign`: -1, 0, 1), and the smallest loss that would have shown, as a share of accepted drafts, here (`missed`) and if
-    the server had counted without end (`own`).
+    the server had counted without end (`own`). `documents`: of how many a run shows a loss of VISIBLE, or, if requests are
+    too few as well, has no more than half a part in what hides it.
     """
 
     depths: tuple[Depth, ...]
@@ -445,6 +443,7 @@ class Compared(NamedTuple):
     sign: int
     missed: float
     own: float
+    documents: int | None
 
 
 def compared(run: Served, known: Served) -> Compared:
@@ -498,8 +497,12 @@ def compared(run: Served, known: Served) -> Compared:
     )
     means = zip((ours, theirs), ends, strict=True)
     lengths = [*filter(None, (interval(1 + mean[-1], half[-1], 1.0, 1.0 + run.gamma) for mean, half in means))]
-    losses = [float(each[-1] / ours[-1]) if ours[-1] > 0 else math.inf for each in (far, own)]
-    return Compared(depths, (lengths[0], lengths[1]), int(signs[-1]), losses[0], losses[1])
+    losses, needed = [float(each[-1] / ours[-1]) if ours[-1] > 0 else math.inf for each in (far, own)], None
+    if run.requests and ours[-1] > 0:
+        once = (quantile(1 - ERROR / 2 / number, math.inf) / ours[-1]) ** 2 * common[-1]
+        mine, rest = once * effect[-1] / tests[-1], VISIBLE**2 - once * seen[-1] / trials[-1]
+        needed = math.ceil(run.requests * mine / (rest if rest > 0 else VISIBLE**2 / 2)) if math.isfinite(mine) else None
+    return Compared(depths, (lengths[0], lengths[1]), int(signs[-1]), losses[0], losses[1], needed)
 
 
 def as_mixture(run: Served, known: Served) -> tuple[str, bool] | None:

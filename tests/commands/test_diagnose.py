@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
@@ -20,6 +21,7 @@ from alphaprof.commands.diagnose import (
     ERROR,
     Diagnosis,
     Served,
+    as_mixture,
     ask_server,
     compared,
     diagnose,
@@ -99,7 +101,7 @@ def test_independent_rounds_are_compared_as_two_shares_are() -> None:
     ones, rounds = rng.random(400) < 0.6, np.ones(400)
     run = Served("run", rounds, rounds[:, None], ones[:, None].astype(float), float(ones.sum()))
     known = chain([0.5], 1000)
-    ((depth,), _, _, _), ours = compared(run, known), ones.mean()
+    ((depth,), *_), ours = compared(run, known), ones.mean()
     common = (400 * ours + 500) / 1400
     effect = max(1.0, 400 / 399)  # of a sample's variance
     error = math.sqrt(common * (1 - common) * effect * (1 / 400 + 1 / 1000))
@@ -115,9 +117,9 @@ def test_rounds_of_one_request_are_not_independent() -> None:
     rounds = np.full(60, 100.0)
     run = Served("run", rounds, rounds[:, None], (rounds * always)[:, None], float((rounds * always).sum()))
     known = chain([0.6], 2000)  # 20 requests
-    (depth,), _, sign, missed = compared(run, known)
+    (depth,), _, sign, missed, own, _ = compared(run, known)
     assert (depth.sign, sign) == (0, 0)
-    assert missed > 0.5
+    assert missed > own > 0.3
     (longer,), *_ = compared(run, chain([0.6], 2000, requests=5))
     assert longer.difference is not None
     assert depth.difference is not None
@@ -139,7 +141,7 @@ def test_of_servers_that_do_as_predicted_one_in_a_hundred_is_said_to_differ(side
     for _ in range(300):
         rows = rng.integers(60, size=40)
         sums = [getattr(run, name)[rows].sum(0, keepdims=True) for name in ("rounds", "tested", "accepted")]
-        depths, _, sign, _ = compared(run, Served("drawn", *sums, float(sums[2].sum()), requests=40))
+        depths, _, sign, *_ = compared(run, Served("drawn", *sums, float(sums[2].sum()), requests=40))
         wrong += bool(shape_of(depths, sign, 2000)[0])
     assert wrong <= 7  # of 300 at 1%: more in one of 100 cases
 
@@ -174,7 +176,7 @@ def test_the_shapes_that_people_published_have_their_causes(
     """A run of 80 documents that predicts what is right."""
     steps = [after / before for before, after in zip((1.0, *right), right, strict=False)]
     known = [after / before if before else 0.0 for before, after in zip((1.0, *live), live, strict=False)]
-    depths, _, sign, _ = compared(chain(steps, 8000, units=80), chain(known, 1000))
+    depths, _, sign, *_ = compared(chain(steps, 8000, units=80), chain(known, 1000))
     found = {*shape_of(depths, sign, 1000)[1]}
     assert causes <= found
     assert ("window" in found) == (causes == {"window"})
@@ -206,7 +208,7 @@ def test_another_number_of_drafts_is_found_and_the_rest_is_as_predicted(side: Ru
     assert all(depth.sign == 0 for depth in answer.depths)
 
 
-def test_a_server_that_drafts_less_under_load_is_found(side: RunDraft, tmp_path: Path) -> None:
+def test_a_server_that_trims_rounds_is_compared_by_first_drafts(side: RunDraft, tmp_path: Path) -> None:
     """Half of its rounds have two drafts of three."""
     half = [
         (drafted, min(kept, drafted))
@@ -216,8 +218,63 @@ def test_a_server_that_drafts_less_under_load_is_found(side: RunDraft, tmp_path:
     ]
     (tmp_path / "page.txt").write_text(page({"0": half * 10}))
     answer = diagnose(side, [str(tmp_path / "page.txt")])
-    assert (answer.outcome, of(answer, "found"), of(answer)) == ("differs", {"gamma"}, set())
-    assert "2.50 tokens a round on average, the run 3" in answer.causes[0].evidence
+    assert (answer.outcome, of(answer, "found"), len(answer.depths)) == ("as_predicted", set(), 1)
+    assert "2.50 tokens a round on average, the run 3: only first drafts are compared" in answer.reason
+
+
+def test_few_documents_are_named_as_what_is_too_few(tmp_path: Path) -> None:
+    """Six documents that differ much, and rounds without end: so many documents would do, by the error of the run alone."""
+    recipe = Recipe(domains={"code": Domain(documents=6, alpha=0.6, spread=0.3)}, gammas=(3,))
+    side = RunDraft(write_run(tmp_path / "run", recipe), "small")
+    (tmp_path / "page.txt").write_text(as_page(shares_of(side, 3)))
+    answer = diagnose(side, [str(tmp_path / "page.txt")])
+    assert answer.outcome == "too_few_documents"
+    assert answer.documents_needed is not None
+    recipe = dataclasses.replace(recipe, domains={"code": Domain(documents=answer.documents_needed, alpha=0.6, spread=0.3)})
+    enough = RunDraft(write_run(tmp_path / "enough", recipe), "small")
+    (tmp_path / "more.txt").write_text(as_page(shares_of(enough, 3), 200_000))
+    assert diagnose(enough, [str(tmp_path / "more.txt")]).outcome == "as_predicted"
+    found = invoke("diagnose", side.label, tmp_path / "page.txt", "--undecided", "fail")
+    assert failure(found)[0] == 11
+    assert "TOO FEW DOCUMENTS" in found.output
+    assert f"profile about {answer.documents_needed} documents" in found.output
+
+
+def test_other_shares_of_the_runs_own_domains_are_asked_first(tmp_path: Path) -> None:
+    """A server that serves one of two domains; one that keeps 30% fewer first drafts, and one whose second drafts
+    are broken, which no mixture does.
+    """
+    domains = {"code": Domain(documents=80, alpha=0.9, spread=0.05), "chat": Domain(documents=80, alpha=0.4, spread=0.05)}
+    side = RunDraft(write_run(tmp_path / "run", Recipe(domains=domains, gammas=(3,))), "small")
+    own, code = shares_of(side, 3), served_run(side, 3, "code").estimates()[0][:-1].tolist()
+    said = "its own domains in other shares of the rounds do the same"
+    for name, shares, first, among in (
+        ("code", code, "traffic", said),
+        ("fewer", [0.7 * own[0], *own[1:]], "template", "later ones as predicted"),
+        ("broken", [own[0], 0.3 * own[1], own[2]], "feedback", "fewer from depth 2 on"),
+    ):
+        (tmp_path / f"{name}.txt").write_text(as_page(shares))
+        answer = diagnose(side, [str(tmp_path / f"{name}.txt")])
+        assert answer.outcome == "differs"
+        assert (answer.causes[0].name, among in answer.reason) == (first, True), answer.reason
+        assert (said in answer.reason) == (name == "code")
+
+
+def test_a_mixture_and_a_loss_everywhere_that_do_the_same_are_both_said() -> None:
+    """Domains that differ in first drafts alone."""
+    one, other = chain([0.8, 0.6, 0.6], 4000, units=40), chain([0.4, 0.6, 0.6], 4000, units=40)
+    both = {
+        name: np.concatenate([getattr(side, name) for side in (one, other)]) for name in ("rounds", "tested", "accepted")
+    }
+    domains = {"code": np.arange(40), "chat": np.arange(40, 80)}
+    run = Served("run", **both, kept=one.kept + other.kept, requests=80, domains=domains)
+    said = "its own domains in other shares of the rounds do the same (code 25%, chat 75%)"
+    assert as_mixture(run, chain([0.5, 0.6, 0.6])) == (
+        f"{said}, and so does the same loss of first drafts in all of them",
+        True,
+    )
+    assert as_mixture(run, chain([0.5, 0.2, 0.6])) is None
+    assert as_mixture(one, chain([0.5, 0.6, 0.6])) is None  # of one domain there is no mixture
 
 
 def test_padded_rounds_of_prompt_lookup_lower_the_rate_alone(side: RunDraft, tmp_path: Path) -> None:

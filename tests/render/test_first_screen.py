@@ -340,7 +340,7 @@ def test_it_says_what_would_settle_domains_and_which_drafts_reach_the_threshold_
     ]
     below = first_screen(changed(report, domains=tuple(needed))).table.below
     first, second = (item.answer.domain for item in report.domains)
-    assert f"to settle: a new run with about 60 documents of {first}, 1,200 of {second} (even odds)" in below
+    assert f"to settle: a new run with about 60 documents of {first}, 1,200 of {second} (80% chance)" in below
     assert "below 9x in every domain: small, ngram" in below
     timed = [
         dataclasses.replace(
