@@ -26,6 +26,13 @@ def tokens_interval(speedup: Speedup | None, gamma: int, confidence: float) -> I
     return None if whole is None else Interval(*(min(max(1.0, end), gamma + 1.0) for end in vars(whole).values()))
 
 
+def length_interval(length: float, tokens: Interval, gamma: int) -> Interval:
+    """Return an acceptance length with the interval of tokens per round: the last round of a text may emit less than it
+    accepted, and rounds without a draft may be left out, so the length is above them, and as precise.
+    """
+    return Interval(*(min(max(1.0, length * end / tokens.value), gamma + 1.0) for end in vars(tokens).values()))
+
+
 def speedup_interval(speedup: Speedup | None, confidence: float) -> Interval | None:
     """Return a speedup with its two-sided interval."""
     if speedup is None:

@@ -32,7 +32,7 @@ from alphaprof.costs.speedup import Mix, Speedup, speedup
 from alphaprof.costs.steps import StepRow, StepTable
 from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.report.speeds import speedup_interval, tokens_interval
-from alphaprof.report.verdict import EVEN, LIKELY, CrossFit, Decision, Question, decide, judge
+from alphaprof.report.verdict import CrossFit, Decision, Question, decide, judge
 from alphaprof.stats.estimate import pooled_share
 from alphaprof.stats.gates import Gate, holm
 from alphaprof.stats.gates import judge as judge_gates
@@ -50,8 +50,6 @@ DRAFTS, CHOICE_SIZES = 20, (40, 100)
 ENOUGH = 2000  # repetitions from which on noise is no excuse
 TIMES = StepTimes({n: StepTime(10 + 0.3 * (n - 1), 0.0) for n in range(1, GAMMA + 2)}, StepTime(0.5, 0.0))
 CHECK_DRAFTS, CHECK_SIZES, DOMAINS = (5, 60), (32, 128), 7
-DISTANCES, NEEDED_SIZES, MOST_ASKED = (0.3, 0.05), (16, 32, 64), 20_000
-SHORT = 0.05  # of a chance that is promised, over truths within the first of these distances
 BURSTINESS = 0.6
 HELD_BY_TIMES, HELD_IN_A_ROW = 0.93, 0.90  # what intervals of step times must hold at least
 ROUNDS = (5, 10, 20)  # of step times, where nothing stops them earlier
@@ -308,33 +306,6 @@ def several(name: str, members: int, repetitions: int, rng: Random) -> Iterator[
             wrong += (np.mean(each), any(each), any(together))
         rates = tuple(wrong / repetitions)
         yield Line(f"{name:16}{size:10}{threshold:9.3f}", rates, rates[2] <= ERROR + noise(repetitions))
-
-
-def needed(name: str, members: int, repetitions: int, rng: Random) -> Iterator[Line]:
-    """How often a new run of as many documents as an undecided one asks for is decided, where the truth lies anywhere within
-    a distance of the threshold (logarithms, uniform). Numbers up to MOST_ASKED are run.
-    """
-    texts = traffic(name, members, rng)
-    truth = texts.truths()["speedup"]
-    for distance, size in itertools.product(DISTANCES, NEEDED_SIZES):
-        decided: list[list[bool]] = [[], []]
-        undecided = 0
-        while undecided < repetitions:
-            threshold = truth * math.exp(rng.uniform(-distance, distance))
-            first = speedup([texts.sample(texts.draw(rng, size))], [1.0], TIMES)
-            decision = verdict_on(first, threshold, CONFIDENCE)
-            if decision.verdict != "UNDECIDED":
-                continue
-            undecided += 1
-            for place, asked in enumerate((decision.documents_needed, decision.documents_likely)):
-                if asked is not None and asked <= MOST_ASKED:
-                    again = speedup([texts.sample(texts.draw(rng, asked))], [1.0], TIMES)
-                    decided[place].append(verdict_on(again, threshold, CONFIDENCE).verdict != "UNDECIDED")
-        rates = [rate for one in decided for rate in (len(one) / undecided, float(np.mean(one)) if one else math.nan)]
-        met = None
-        if distance == DISTANCES[0]:
-            met = min(rates[1] - EVEN, rates[3] - LIKELY) >= -SHORT - grant(repetitions)
-        yield Line(f"{name:16}{f'within {distance:.0%}':14}{size:10}", tuple(rates), met)
 
 
 # Mean and spread of two domains' acceptance, and the lengths of their documents.
@@ -652,13 +623,6 @@ PARTS: dict[str, tuple[str, str, Iterable[str], Part]] = {
         f"{'texts':16}{'documents':>10}{'truth':>9}{'one':>13}{'any':>13}{'any, Holm':>13}",
         SETTINGS,
         several,
-    ),
-    "needed": (
-        "new runs of as many documents as an undecided one asks for",
-        f"{'texts':16}{'truth':14}{'documents':>10}"
-        + "".join(f"{word:>13}" for word in ("50 %: asked", "decided", "80 %: asked", "decided")),
-        ["different", "bursty"],
-        needed,
     ),
 }
 SAMPLES = {

@@ -5,8 +5,8 @@
 
 Samples are drawn from a population with replacement, and the product's own functions judge them. PART is one of `choice`
 (draft and gamma, with timing rounds of several kinds), `traffic` (domains from sources that are read to their end),
-`settle` (the number of documents that a report asks for) and `load` (gamma by concurrency). docs/research/coverage.md has
-the tables; behind each rate stand 1.96 standard errors.
+`settle` (the number of documents that a report asks for), `load` (gamma by concurrency) and `gate` (`check --baseline` and
+`compare`). docs/research/coverage.md has the tables; behind each rate stand 1.96 standard errors.
 """
 
 from __future__ import annotations
@@ -124,6 +124,11 @@ def rate(times: int, of: int) -> str:
     return f"{100 * share:.1f}±{196 * math.sqrt(max(share * (1 - share), 0.25 / max(of, 1)) / max(of, 1)):.1f}"
 
 
+def mean(values: Sequence[float]) -> str:
+    """A mean with 1.96 standard errors."""
+    return f"{np.mean(values):.3f}±{1.96 * np.std(values) / math.sqrt(len(values)):.3f}" if len(values) else "n/a"
+
+
 def asked(**more: Any) -> Question:
     """A question that chooses everything, but for what is given."""
     return Question(**{"rule": "strict", "min_speedup": 1.0, "confidence": CONFIDENCE, "weights": None, **more})
@@ -200,7 +205,6 @@ def choice(rng: Random, name: str, samples: int) -> Iterator[str]:
         pools = texts.sample(rng, rng.integers(0, MEMBERS, documents))
         times = timed(rng, kind, rounds, spread)
         pair, auto = judge(pools, times, mix, asked(), GAMMAS)
-        assert pair is not None and auto.speedup is not None
         draft, gamma = pair
         alone = judge({draft: pools[draft]}, times, mix, asked(draft=draft, gamma=gamma), GAMMAS)[1]
         true = truths[pair]
@@ -214,16 +218,14 @@ def choice(rng: Random, name: str, samples: int) -> Iterator[str]:
         seen["below"] += any(value > auto.speedup.value * (1 + 1e-12) for value in beside)
         shown.append(auto.speedup.value / true)
         widths.append(math.log(auto.high / max(auto.low, 1e-9)))
-    yield (
-        f"{name}: false GO {rate(seen['false GO'], samples)}%, false NO-GO {rate(seen['false NO-GO'], samples)}%; "
-        + "; ".join(
-            f"at truth{word} GO {rate(seen['GO' + word], samples)}%, of these contradicted "
-            f"{rate(seen['contradicted' + word], seen['GO' + word])}%"
-            for word in thresholds
-        )
-        + f"; shown/true {np.mean(shown):.3f}±{1.96 * np.std(shown) / math.sqrt(samples):.3f}; log width {np.median(widths):.3f}; "
-        f"named gamma below another of its row {rate(seen['below'], samples)}%"
+    go = "; ".join(
+        f"at truth{word} GO {rate(seen['GO' + word], samples)}%, of these contradicted "
+        f"{rate(seen['contradicted' + word], seen['GO' + word])}%"
+        for word in thresholds
     )
+    wrong = f"false GO {rate(seen['false GO'], samples)}%, false NO-GO {rate(seen['false NO-GO'], samples)}%"
+    yield f"{name}: {wrong}; {go}; shown/true {mean(shown)}; log width {np.median(widths):.3f}; "
+    yield f"  named gamma below another of its row {rate(seen['below'], samples)}%"
 
 
 TRAFFICS = {  # acceptance by domain, documents of each
@@ -254,10 +256,10 @@ def traffic(rng: Random, name: str, samples: int) -> Iterator[str]:
         pools = texts.sample(rng, rows)
         for way, each in zip(found, (None, strata), strict=True):
             speedup = pooled_speedup(pools, pair, {"a": times}, Mix(tuple(pools["a"]), None, each))
-            assert speedup is not None
             found[way].append(speedup.deciding(1 - CONFIDENCE))
         values.append(speedup.value)
-    yield f"{name}: true {true:.3f}, 5 to 95% of samples {np.log(np.quantile(values, 0.95) / np.quantile(values, 0.05)):.3f} wide (log)"
+    oracle = np.log(np.quantile(values, 0.95) / np.quantile(values, 0.05))
+    yield f"{name}: true {true:.3f}, 5 to 95% of samples {oracle:.3f} wide (log)"
     for way, bounds in found.items():
         low, high = np.array(bounds).T
         width = np.median(np.log(high / low))
@@ -286,25 +288,16 @@ def settle(rng: Random, name: str, samples: int) -> Iterator[str]:
         return judge(texts.sample(rng, rows), times, mix, asked(min_speedup=threshold), GAMMAS)[1]
 
     for off in OFF:
-        seen, numbers = Counter[str](), dict[str, list[int]](even=[], likely=[])
-        while seen["all"] < samples:
+        undecided, settled, numbers = 0, 0, list[int]()
+        while undecided < samples:
             first = judged(16, best / off)
-            if first.verdict != "UNDECIDED":
-                continue
-            seen["all"] += 1
-            for word in numbers:
-                number = getattr(first, "documents_needed" if word == "even" else "documents_likely", None)
-                if number is None:
-                    seen[word + " none"] += 1
-                    continue
-                numbers[word].append(number)
-                if number <= 3000:
-                    seen[word + " asked"] += 1
-                    seen[word] += judged(number, best / off).verdict != "UNDECIDED"
-        yield f"{name}, truth at {off:g} of the threshold: " + "; ".join(
-            f"{word}: settled {rate(seen[word], seen[word + ' asked'])}% of {seen[word + ' asked']}, median {np.median(each or [0]):.0f}, no number in {seen[word + ' none']}"
-            for word, each in numbers.items()
-        )
+            if first.verdict == "UNDECIDED":
+                undecided += 1
+                if first.documents_needed is not None and first.documents_needed <= 3000:
+                    numbers.append(first.documents_needed)
+                    settled += judged(first.documents_needed, best / off).verdict != "UNDECIDED"
+        asked_for = f"{len(numbers)} of {samples} are asked for {np.median(numbers):.0f} documents in the median"
+        yield f"{name}, truth at {off:g} of the threshold: {asked_for}, which settle {rate(settled, len(numbers))}%"
 
 
 LOADS = {  # documents, timing rounds, their spread
@@ -344,7 +337,6 @@ def load(rng: Random, name: str, samples: int) -> Iterator[str]:
         costs = CostModel(StepTable(rows), MeasuredCosts(source="measured"), SimpleNamespace(**facts), MOST, 256.0)
         pools = texts.sample(rng, rng.integers(0, MEMBERS, documents))
         pair, decision = judge(pools, costs.timing(1), mix, asked(), GAMMAS)
-        assert pair is not None and decision.speedup is not None
         judged = Interval(decision.speedup.value, decision.low, decision.high)
         schedule = GammaByLoad("a", [pools["a"]["d0"]], mix, costs, GAMMAS, CONFIDENCE)
         for at in schedule.at_loads(1, pair[1], judged, everywhere=False):
@@ -357,10 +349,8 @@ def load(rng: Random, name: str, samples: int) -> Iterator[str]:
                 ratios[at.concurrency].append(at.speedup.value / true)
     for batch in RISE:
         on = len(ratios[batch])
-        yield (
-            f"{name}, {batch} at a time: kept of the best {np.mean(kept[batch]):.3f}±{1.96 * np.std(kept[batch]) / math.sqrt(samples):.3f}; "
-            f"lower wrong {rate(seen[batch]['low'], on)}%, upper {rate(seen[batch]['high'], on)}%; shown/true {np.mean(ratios[batch] or [math.nan]):.3f}"
-        )
+        wrong = f"lower wrong {rate(seen[batch]['low'], on)}%, upper {rate(seen[batch]['high'], on)}%"
+        yield f"{name}, {batch} at a time: kept of the best {mean(kept[batch])}; {wrong}; shown/true {mean(ratios[batch])}"
 
 
 GATES = {"users of 1 document": 1.0, "users of 4 documents": 0.25, "few documents lose all": 1.0}
@@ -370,8 +360,7 @@ EACH = (8, 24, 80)  # documents of a domain
 
 def gate(rng: Random, name: str, samples: int) -> Iterator[str]:
     """Five domains before and after a change of tokens per round that is the same in each, on the same documents: what
-    `check --baseline` and `compare` say at a margin of 3%. `one question`: all bounds with Holm's correction, as `check` had
-    them.
+    `check --baseline` and `compare` say at a margin of 3%. As one question: all bounds with Holm's correction.
     """
     user = np.repeat(np.arange(MEMBERS), rng.geometric(GATES[name], MEMBERS))[:MEMBERS]
     domain, ours, shift = user * 7919 % DOMAINS, rng.normal(0, 1, (2, MEMBERS)), rng.normal(0, 1, (2, MEMBERS))

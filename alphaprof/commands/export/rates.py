@@ -16,7 +16,7 @@ from alphaprof.render.format import short, visible
 from alphaprof.render.json import render_json
 from alphaprof.report.result import counted
 from alphaprof.report.scope import Scope, scope_of
-from alphaprof.report.speeds import speedup_interval
+from alphaprof.report.speeds import length_interval, tokens_interval
 from alphaprof.run.reader import RunDraft
 from alphaprof.stats.estimate import Array, Interval
 
@@ -29,6 +29,7 @@ class GammaRates:
     """Acceptance at one gamma (K): rates are lists by depth, of 1, ..., gamma drafts."""
 
     gamma: int  # drafted tokens per round at most: num_speculative_tokens
+    tokens_per_round: Interval  # as a report has it: what the last round of a text accepts beyond its end is not emitted
     acceptance_length_all: Interval  # 1 + accepted drafts / rounds, over all rounds; the target's own token counts
     acceptance_length: float  # the same over rounds with a proposal, as vLLM's metrics count it
     marginal_all: tuple[float, ...]  # share of all rounds whose first d drafts were all accepted
@@ -131,14 +132,14 @@ def rates_at(scope: Scope, gamma: int) -> GammaRates:
         raise OptionInvalid(problem, "export another draft or domain of this run")
     nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
     length = 1 + float(nested.sum()) / rounds
-    ends = [length, 1.0, gamma + 1.0]
     free = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], free_draft(gamma))
-    if (emitted := speedup_interval(free, scope.question.confidence)) is not None:
-        # The last round of a text may emit less than it accepted: the length is above tokens per round, and as precise.
-        ends = [min(max(1.0, length * end / emitted.value), gamma + 1.0) for end in vars(emitted).values()]
+    emitted = tokens_interval(free, gamma, scope.question.confidence) or Interval(length, 1.0, gamma + 1.0)
     return GammaRates(
         gamma=gamma,
-        acceptance_length_all=Interval(*(round(end, DIGITS) for end in ends)),
+        tokens_per_round=Interval(*(round(end, DIGITS) for end in vars(emitted).values())),
+        acceptance_length_all=Interval(
+            *(round(end, DIGITS) for end in vars(length_interval(length, emitted, gamma)).values())
+        ),
         acceptance_length=round(1 + float(nested.sum() / drafted[0]), DIGITS),
         drafted=round(float(drafted.sum()) / rounds, DIGITS),
         drafting=round(float(drafted[0]) / rounds, DIGITS),
