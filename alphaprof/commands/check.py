@@ -31,7 +31,7 @@ import pyarrow as pa
 from alphaprof.config.load import changed_question, known_rules
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
-from alphaprof.costs.rounds import Timing
+from alphaprof.costs.rounds import Timing, free_draft
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, RunMismatch, shown
 from alphaprof.render import format as fmt
@@ -39,7 +39,7 @@ from alphaprof.render.blocks import Block, Small, Verdict, table_of_rows
 from alphaprof.render.format import short, visible
 from alphaprof.report.answer import Note
 from alphaprof.report.asked import Asked
-from alphaprof.report.judge import Judge
+from alphaprof.report.judge import ALONE, Judge
 from alphaprof.report.notes import once_a_code, text_notes
 from alphaprof.report.pairing import (
     TextPair,
@@ -53,13 +53,14 @@ from alphaprof.report.pairing import (
     surely_one,
 )
 from alphaprof.report.result import contradiction
+from alphaprof.report.speeds import length_interval
 from alphaprof.report.stopping import settled
 from alphaprof.report.verdict import AUTO, CrossFit, Mask, Pair, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, DraftFacts
 from alphaprof.run.notes import concerns_of, note
 from alphaprof.run.reader import Run, RunDraft, path_and_draft, require_drafts, side_of
-from alphaprof.stats.estimate import NO_SPREAD, bounded_interval, by_cluster, distinct, ratio, share_interval
+from alphaprof.stats.estimate import NO_SPREAD, Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.gates import Gate, Outcome, together
 from alphaprof.stats.gates import judge as judge_gates
 from alphaprof.totals.pool import DocumentTotals, accepted_of, proposes_nothing
@@ -361,13 +362,14 @@ def _measured(measure: Measure, parts: Sequence[tuple[DocumentTotals, int]]) -> 
     if not proposed.sum():
         return None, lambda _: (least, least + most)
     estimate = ratio(*by_cluster(np.concatenate([pool.cluster for pool, _ in parts]), accepted, proposed))
+    free = ALONE.routed([[(pool.counts(gamma), free_draft(gamma)) for pool, gamma in parts]]) if measure != "alpha" else None
 
     def bounds(tail: float) -> tuple[float, float]:
-        if measure == "alpha":
-            alpha = share_interval(estimate, 1 - 2 * tail)
-            return alpha.low, alpha.high
-        low, high = bounded_interval(estimate, 0.0, most, tail)
-        return least + low, least + high
+        if free is not None:
+            found = length_interval(least + estimate.value, Interval(free.value, *free.bounds(tail)), round(most))
+        else:
+            found = share_interval(estimate, 1 - 2 * tail)
+        return found.low, found.high
 
     return least + estimate.value, bounds
 

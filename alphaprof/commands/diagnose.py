@@ -35,7 +35,7 @@ from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, OfOneText, Small, Verdict, table_of_rows, text_name
 from alphaprof.report.pairing import TextPair, matches, pools_of_pairs, side_pools
 from alphaprof.report.scope import scope_of
-from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.report.speeds import length_interval, speedup_interval, tokens_interval
 from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.run.reader import Run, RunDraft, side_of
 from alphaprof.servers.files import ADDRESS, Page
@@ -261,6 +261,7 @@ class Served:
     speedup: Interval | None = None
     exact: bool = True  # rounds are facts, and not expectations
     domains: Mapping[str, Array] = field(default_factory=dict)  # of a run: which units are of each, [units]
+    tokens: Interval | None = None  # per round, as a report has it; of a run
     times: Mapping[str, float | None] = field(default_factory=dict)  # ms, by name; of counters
 
     @property
@@ -410,7 +411,7 @@ def diagnose(
         reason=reason,
         visible=missed,
         documents_needed=needed,
-        predicted_length=lengths[0],
+        predicted_length=length_interval(lengths[0].value, run.tokens, run.gamma) if run.tokens else lengths[0],
         measured_length=lengths[1],
         depths=depths,
         causes=tuple(causes),
@@ -586,7 +587,8 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
     prompts = np.concatenate([pool["prompt_tokens"] for pool in pools])
     total, number = by_cluster(units, prompts, np.ones(len(prompts)))
     times = scope.costs.times(scope.question.concurrency).get(side.draft) if scope.costs else None
-    faster = scope.mix.speedup([pool.counts(gamma) for pool in pools], times) if times and times.covers(gamma) else None
+    counts = [pool.counts(gamma) for pool in pools]
+    faster = scope.mix.speedup(counts, times) if times and times.covers(gamma) else None
     return Served(
         about=f"{run.path} ({imported.engine if imported else 'profiled'})",
         rounds=drafted[:, 0],
@@ -600,6 +602,7 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
         rule=scope.rules,
         speedup=speedup_interval(faster, CONFIDENCE),
         exact=scope.exact,
+        tokens=tokens_interval(scope.mix.speedup(counts, free_draft(gamma)), gamma, scope.question.confidence),
         domains={name: np.flatnonzero(np.isin(present(units), pool.cluster)) for name, pool in scope.pools.items()},
     )
 

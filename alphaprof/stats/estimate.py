@@ -231,19 +231,6 @@ def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tu
     return t * stderr if stderr > 0 else 0.0, max(-skew, 0.0), max(skew, 0.0)
 
 
-def bounded_interval(estimate: Ratio, least: float, most: float, tail: float) -> tuple[float, float]:
-    """Return lower and upper bound of a ratio whose documents lie between `least` and `most` by construction, each missing
-    with probability `tail`: linear t, farther out where documents are skewed, never nearer than `unseen` documents allow.
-    """
-    if estimate.documents < 2:
-        return least, most
-    half, lower, higher = distances(estimate.stderr, estimate.freedom, estimate.skewness, tail)
-    share = unseen(estimate.documents)
-    below = max(half + lower, share * (estimate.value - least))
-    above = max(half + higher, share * (most - estimate.value))
-    return float(max(least, estimate.value - below)), float(min(most, estimate.value + above))
-
-
 def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
     """Return each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting,
     and where each has one document in that order there is nothing to add up.

@@ -414,7 +414,8 @@ def gate(rng: Random, name: str, samples: int) -> Iterator[str]:
                 seen["PASS"] += not failed and low >= -MARGIN
                 seen["before"] += any(result.outcome == "fail" for result in before)
             words = ", ".join(f"{word} {rate(seen[word], samples)}%" for word in ("FAIL", "PASS", "RETRAIN", "KEEP"))
-            yield f"{name}, {got:+.1%}, {DOMAINS} x {documents}: {words}; as one question FAIL {rate(seen['before'], samples)}%"
+            once = f"as one question FAIL {rate(seen['before'], samples)}%"
+            yield f"{name}, {got:+.1%}, {DOMAINS} x {documents}: {words}; {once}"
 
 
 def _rounds(size: Array, alpha: Array) -> Array:

@@ -17,8 +17,8 @@ from alphaprof.stats.estimate import (
     CONTROL_DOCUMENTS,
     Interval,
     Ratio,
-    bounded_interval,
     by_cluster,
+    distances,
     controlled,
     log_interval,
     mean_interval,
@@ -106,26 +106,6 @@ def test_a_document_given_twice_adds_no_information() -> None:
     assert ratio(twice[1], twice[2]).stderr < ratio(totals, counts).stderr
 
 
-@each(("documents", "share"), [(2, 0.7764), (3, 0.6316), (10, 0.2589), (24, 0.1173), (100, 0.0295)])
-def test_agreeing_documents_are_no_certainty(documents: int, share: float) -> None:
-    """1 - 0.05^(1 / D) of traffic may be of a kind that D documents miss, and lies at the far end of what is possible."""
-    low, high = bounded_interval(Ratio(2.0, 0.0, documents, documents - 1), 0.5, 6.5, 0.05)
-    assert (low, high) == pytest.approx((2.0 - share * 1.5, 2.0 + share * 4.5), abs=3e-4)
-
-
-@given(rows, st.floats(0.001, 0.4))
-def test_a_bounded_interval_is_t_where_documents_spread_enough(found: list[tuple[float, int]], tail: float) -> None:
-    """Never narrower than t, never beyond what is possible; t itself where unseen documents and skewness add nothing."""
-    plain = ratio(*columns(found))
-    low, high = bounded_interval(plain, 0.0, 60.0, tail)
-    half = float(stats.t.ppf(1 - tail, plain.freedom)) * plain.stderr
-    assert 0 <= low <= max(0.0, plain.value - half) + 1e-9
-    assert min(60.0, plain.value + half) - 1e-9 <= high <= 60
-    wide = dataclasses.replace(plain, documents=10**9, third=0.0)
-    expected = (max(0.0, plain.value - half), min(60.0, plain.value + half))
-    assert bounded_interval(wide, 0.0, 60.0, tail) == pytest.approx(expected, abs=1e-6)
-
-
 @each("documents", [1, 5, 16, 48, 112])
 def test_what_goes_unseen_is_the_largest_share_that_a_twentieth_of_samples_misses(documents: int) -> None:
     """All of so many documents are of the kind that was seen with a chance of 5%."""
@@ -137,11 +117,10 @@ def test_skewness_by_hand() -> None:
     found = ratio(np.array([0.0, 0.0, 0.0, 4.0]), np.ones(4))
     squares, cubes = 4 / 3 * (3 / 16 + 9 / 16), (4 / 3) ** 1.5 * (27 - 3) / 64
     assert found.skewness == pytest.approx(2 * cubes / squares)
-    _, high = bounded_interval(found, 0.0, 100.0, 0.05)
+    half, lower, higher = distances(found.stderr, found.freedom, found.skewness, 0.05)
     t = float(stats.t.ppf(0.95, 3))
-    by_skewness = 1 + t * math.sqrt(squares) + found.skewness / 6 * (1 + 2 * t**2)
-    assert high == pytest.approx(max(by_skewness, 0.05**0.25 * 1 + (1 - 0.05**0.25) * 100))
-    assert bounded_interval(found, 0.0, 4.0, 0.05)[1] == 4.0
+    assert half == pytest.approx(t * math.sqrt(squares))
+    assert (lower, higher) == pytest.approx((0, found.skewness / 6 * (1 + 2 * t**2)))
 
 
 def test_variance_of_strata_by_hand() -> None:
