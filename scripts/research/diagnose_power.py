@@ -72,7 +72,7 @@ def main() -> None:
                 if asked.documents:
                     run = population.rows(rng.integers(len(population.rounds), size=asked.documents))
                     run = dataclasses.replace(run, requests=asked.documents)
-                depths, _, sign, missed = compared(run, drawn(population, rounds, fault, rng))
+                depths, _, sign, missed, *_ = compared(run, drawn(population, rounds, fault, rng))
                 found = bool(shape_of(depths, sign, rounds)[0])
                 differ += found
                 told += not found and missed <= VISIBLE
