@@ -40,7 +40,7 @@ from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.run.reader import Run, RunDraft, side_of
 from alphaprof.servers.files import ADDRESS, Page
 from alphaprof.servers.pages import GAP, counted, read_pages, rounds_of, times_of
-from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, present, small_sample
+from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, nearest_mixture, present, small_sample
 from alphaprof.stats.student import quantile
 from alphaprof.totals.count import policies
 from alphaprof.totals.documents import SETTINGS, Documents
@@ -59,7 +59,6 @@ ASSUMED = 1000  # rounds behind shares of which nobody says how many there were
 OWN = 20  # requests from which a server's own variation between requests is used, and not the run's
 FULL = 0.98  # share of gamma drafts from which on rounds count as complete: the last one of a text may be shorter
 EXACT = 1e-6  # tokens: means over the same prompts are equal
-ALL_OF_IT = 1e3  # by which shares that do not add up to 1 count more than a share of drafts that is off
 PROMPTS = 4  # prompts of the run that the server renders
 CAUSES = {  # in words, and what separates it from the others
     "template": ("chat template, BOS or prefix", "compare /tokenize of a request with prompt_ids of the run"),
@@ -510,14 +509,11 @@ def as_mixture(run: Served, known: Served) -> tuple[str, bool] | None:
     """Return in which shares of its rounds the run's own domains do what the server did, in words, and whether fewer first
     drafts, all later ones as predicted, would do the same; None if no mixture of its domains does, or it has one.
     """
-    from scipy.optimize import nnls
-
     if len(run.domains) < 2 or np.isnan(known.shape).any():
         return None
     parts = {name: run.rows(units) for name, units in run.domains.items()}
     shapes = np.array([part.shape for part in parts.values()]).T  # [gamma + 1, domains]
-    weight = np.array([ALL_OF_IT, *np.ones(run.gamma)])  # shares add up to 1
-    shares, _ = nnls(shapes * weight[:, None], known.shape * weight)
+    shares = nearest_mixture(shapes, known.shape)
     factors = np.ones(len(run.rounds))
     for share, part, units in zip(shares, parts.values(), run.domains.values(), strict=True):
         factors[units] = share * run.rounds.sum() / part.rounds.sum()

@@ -231,6 +231,16 @@ def distances(stderr: float, freedom: float, skewness: float, tail: float) -> tu
     return t * stderr if stderr > 0 else 0.0, max(-skew, 0.0), max(skew, 0.0)
 
 
+def nearest_mixture(columns: Array, wanted: Array) -> Array:
+    """Return weights from 0 on [columns] whose sum of `columns` [rows, columns] is nearest to `wanted` [rows] by least
+    squares. The first row counts a thousand times as much: if it is all 1, the weights add up to 1.
+    """
+    from scipy.optimize import nnls  # which takes long to import
+
+    rows = np.array([1e3, *np.ones(len(wanted) - 1)])
+    return np.asarray(nnls(columns * rows[:, None], wanted * rows)[0])
+
+
 def by_cluster(clusters: Array, *columns: Array) -> tuple[Array, ...]:
     """Return each column summed over equal clusters, [documents] -> [clusters] in ascending order. Numbers take no sorting,
     and where each has one document in that order there is nothing to add up.

@@ -22,6 +22,7 @@ from alphaprof.stats.estimate import (
     distances,
     log_interval,
     mean_interval,
+    nearest_mixture,
     quantile_interval,
     rank_correlation,
     ratio,
@@ -104,6 +105,14 @@ def test_a_document_given_twice_adds_no_information() -> None:
     twice = [np.tile(column, 2) for column in (names, totals, counts)]
     assert close(ratio(*by_cluster(*twice)), ratio(totals, counts))
     assert ratio(twice[1], twice[2]).stderr < ratio(totals, counts).stderr
+
+
+def test_the_nearest_mixture_finds_its_shares_and_none_below_0() -> None:
+    columns = np.array([[1.0, 1.0, 1.0], [0.9, 0.4, 0.2], [0.7, 0.2, 0.1]])
+    shares = np.array([0.3, 0.7, 0.0])
+    assert nearest_mixture(columns, columns @ shares) == pytest.approx(shares, abs=1e-6)
+    beyond = nearest_mixture(columns, np.array([1.0, 1.0, 0.9]))  # more than any of them
+    assert beyond == pytest.approx([1.0, 0.0, 0.0], abs=1e-6)
 
 
 @each("documents", [1, 5, 16, 48, 112])
