@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
 from alphaprof.commands.export.engines import WRITERS, ServedDraft, export, gamma_schedule, serving_command
 from alphaprof.config.engines import FORMATS, VLLM
@@ -78,7 +77,7 @@ def test_the_configuration_of_vllm_to_the_letter(run: Run, tmp_path: Path) -> No
         '  "num_speculative_tokens": 3,\n'
         '  "draft_sample_method": "greedy",\n'
         '  "rejection_sample_method": "standard",\n'
-        '  "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 7, 1], [8, 16, 0]]\n'
+        '  "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 3, 2], [4, 7, 1], [8, 16, 0]]\n'
         "}\n"
     )
     assert written(RunDraft(run, "lookup"), "vllm-config", gamma=3) == (
@@ -270,8 +269,8 @@ def noisy(generator: np.random.Generator, dearer: bool) -> StepTable:
     return StepTable(rows)
 
 
-@pytest.mark.parametrize("dearer", [False, True])
-def test_noise_of_step_times_makes_no_schedule_and_dear_verification_does(tmp_path: Path, dearer: bool) -> None:
+def test_dear_verification_makes_a_schedule_that_falls(tmp_path: Path) -> None:
+    """Whatever the noise of the step times."""
     domains = {"code": dataclasses.replace(RECIPE.domains["code"], documents=60)}
     run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, domains=domains))
     config = table(tmp_path / "times.csv", run)
@@ -280,14 +279,11 @@ def test_noise_of_step_times_makes_no_schedule_and_dear_verification_does(tmp_pa
     assert scope.costs is not None
     generator, found = np.random.default_rng(5), []
     for _ in range(40):
-        costs = dataclasses.replace(scope.costs, table=noisy(generator, dearer))
+        costs = dataclasses.replace(scope.costs, table=noisy(generator, dearer=True))
         found.append(gamma_schedule(dataclasses.replace(scope, costs=costs), best))
     changes = [each for each in found if each is not None]
-    if dearer:
-        assert len(changes) > 30
-        assert all(each[-1][2] < each[0][2] for each in changes)
-    else:
-        assert len(changes) <= binom.ppf(0.999, len(found), 0.05)
+    assert len(changes) > 30
+    assert all(each[-1][2] < each[0][2] for each in changes)
 
 
 def test_a_verdict_other_than_go_is_said_where_a_server_is_configured(run: Run) -> None:
