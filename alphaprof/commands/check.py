@@ -31,7 +31,7 @@ import pyarrow as pa
 from alphaprof.config.load import changed_question, known_rules
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
-from alphaprof.costs.rounds import Timing, free_draft
+from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.errors import CheckFailed, CheckUndecided, NotComparable, OptionInvalid, RunMismatch, shown
 from alphaprof.render import format as fmt
@@ -55,7 +55,7 @@ from alphaprof.report.pairing import (
 from alphaprof.report.result import contradiction
 from alphaprof.report.speeds import length_interval
 from alphaprof.report.stopping import settled
-from alphaprof.report.verdict import AUTO, CrossFit, Mask, Pair, not_defined
+from alphaprof.report.verdict import AUTO, Mask, Pair, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, DraftFacts
 from alphaprof.run.notes import concerns_of, note
@@ -374,35 +374,6 @@ def _measured(measure: Measure, parts: Sequence[tuple[DocumentTotals, int]]) -> 
     return least + estimate.value, bounds
 
 
-def _answered(
-    measure: Measure, judge: Judge, domain: str, pair: Pair, tested: CrossFit | None
-) -> tuple[float | None, Bounds]:
-    """Return a measure of the report's answer for a domain, with its bounds: what was chosen is cross-fitted, as its speedup
-    is; if what was named has to clear a threshold as well, so does it here.
-    """
-    if measure == "speedup":
-        if tested is None or tested.shown is None:
-            return None, lambda _: (0.0, math.inf)
-        return tested.shown.value, tested.deciding
-
-    def over(*parts: tuple[Pair, Mask | None]) -> tuple[float | None, Bounds]:
-        pools = [(judge.every[draft][domain], gamma, rows) for (draft, gamma), rows in parts]
-        return _measured(measure, [(pool if rows is None else pool.rows(rows), gamma) for pool, gamma, rows in pools])
-
-    if tested is None or tested.choice is None or tested.rows is None:
-        return over((pair, None))
-    halves = over(*zip(tested.choice.halves[::-1], (rows[domain] for rows in tested.rows), strict=True))
-    if tested.own is None:
-        return halves
-    named = over((pair, None))
-
-    def widest(tail: float) -> tuple[float, float]:
-        (low, high), (least, most) = halves[1](tail), named[1](tail)
-        return min(low, least), max(high, most)
-
-    return (halves if tested.close else named)[0], widest
-
-
 def _check_thresholds(asked: Asked, thresholds: Mapping[Measure, Mapping[str, float]], rule: str | None) -> Check:
     """Judges a run by least values of measures of the report's answer for each domain. Raises `OptionInvalid` for what the
     run does not have.
@@ -435,7 +406,14 @@ def _check_thresholds(asked: Asked, thresholds: Mapping[Measure, Mapping[str, fl
                 unjudged[domain] = "weight 0 in decision.weights"
             elif (least := named.get(domain, named.get(EVERY))) is not None:
                 parts.append(_judged(measure, judge, domain, least))
-    items = tuple(_as_timed(item, judge.timing) for item in _judged_together(parts, question.confidence))
+    items = _judged_together(parts, question.confidence)
+    few = f"a speedup needs step times of at least {GO_ROUNDS} rounds to pass"  # a report has no GO by fewer
+    items = tuple(
+        dataclasses.replace(item, outcome="undecided", note=few)
+        if (item.measure, item.outcome) == ("speedup", "pass") and 0 < judge.timing.times[str(item.draft)].rounds < GO_ROUNDS
+        else item
+        for item in items
+    )
     outcome, pairs = together([item.outcome for item in items]), [(item.draft, item.gamma) for item in items]
     drafts, gammas = {draft for draft, _ in pairs}, {gamma for _, gamma in pairs if gamma is not None}
     return Check(
@@ -455,13 +433,27 @@ def _check_thresholds(asked: Asked, thresholds: Mapping[Measure, Mapping[str, fl
 
 def _judged(measure: Measure, judge: Judge, domain: str, least: float) -> tuple[Item, Bounds | None]:
     """Return the least value of a measure in a domain, of the report's answer there, and its bounds; None if these do not
-    decide.
+    decide. What was chosen is cross-fitted, as its speedup is; if what was named has to clear a threshold as well, so does
+    it here.
     """
     pair, decision = judge.for_domain(domain)
     if pair is None:
         return Item(measure, domain, None, None, least, None, None, None, 0, "undecided", decision.reason), None
-    (draft, gamma), asked = pair, judge.asked
-    value, bounds = _answered(measure, judge, domain, pair, decision.tested)
+    (draft, gamma), tested, asked = pair, decision.tested, judge.asked
+
+    def over(*parts: tuple[Pair, Mask | None]) -> tuple[float | None, Bounds]:
+        pools = [(judge.every[draft][domain], gamma, rows) for (draft, gamma), rows in parts]
+        return _measured(measure, [(pool if rows is None else pool.rows(rows), gamma) for pool, gamma, rows in pools])
+
+    value, bounds = over((pair, None)) if measure != "speedup" else (None, lambda _: (0.0, math.inf))
+    if measure == "speedup":
+        if tested is not None and tested.shown is not None:
+            value, bounds = tested.shown.value, tested.deciding
+    elif tested is not None and tested.choice is not None and tested.rows is not None:
+        halves = over(*zip(tested.choice.halves[::-1], (rows[domain] for rows in tested.rows), strict=True))
+        sides = (halves[1], bounds) if tested.own is not None else (halves[1],)
+        value = halves[0] if tested.own is None or tested.close else value
+        bounds = partial(_widest, sides)
     whole, used = judge.every[draft][domain], None if measure == "alpha" else gamma
     first = measure == "alpha" and asked.run.manifest.drafts[draft].by_depth
     item = partial(
@@ -474,12 +466,10 @@ def _judged(measure: Measure, judge: Judge, domain: str, least: float) -> tuple[
     return item("undecided", FIRST if first else None), bounds
 
 
-def _as_timed(item: Item, timing: Timing) -> Item:
-    """Return an item as it is, but that no speedup passes by step times of so few rounds that a report has no GO."""
-    if (item.measure, item.outcome) != ("speedup", "pass") or not 0 < timing.times[str(item.draft)].rounds < GO_ROUNDS:
-        return item
-    why = f"a speedup needs step times of at least {GO_ROUNDS} rounds to pass"
-    return dataclasses.replace(item, outcome="undecided", note=why)
+def _widest(sides: Sequence[Bounds], tail: float) -> tuple[float, float]:
+    """Return bounds that enclose those of all sides."""
+    lows, highs = zip(*(bounds(tail) for bounds in sides), strict=True)
+    return min(lows), max(highs)
 
 
 def _require_one_of(what: str, asked: object, known: Collection[object], run: Run) -> None:

@@ -16,12 +16,40 @@ and its draft steps are as many as the sequence needs that drafts most (docs/the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from alphaprof.stats.estimate import Array
 
 ROUNDING = 1e-12  # a smaller share of rounds is none
+DEAREST_FIRST, SEARCH, BOOKKEEPING = -3, -2, -1  # columns behind those of verifications, a draft step and first steps
+
+
+class Apart(NamedTuple):
+    """What rounds are counted by beside their depths, or something of each: how often, a row, a cost. None: it is not
+    counted. All but the first are a hybrid's.
+    """
+
+    unused: Any  # draft steps whose token is discarded
+    steps: Any  # draft steps
+    started: Any  # rounds that run any
+    idle: Any  # rounds that run none, and wait for those of others
+    read: Any  # tokens beyond one that first steps read
+
+
+class Counted(NamedTuple):
+    """Everything that rounds are counted by, as above, with something of each: rows of a matrix, costs in decode steps."""
+
+    rounds: Array  # that draft m = 0..gamma tokens
+    accepted: Array  # that get a = 0..gamma accepted: what the first step of the next round takes longer
+    apart: Apart
+
+    @classmethod
+    def of(cls, every: Array) -> Counted:
+        """Return the parts of an array [2 gamma + 7, ...], as views."""
+        rounds, accepted, apart = np.split(every, [(len(every) - len(Apart._fields)) // 2, -len(Apart._fields)])
+        return cls(rounds, accepted, Apart(*apart))
 
 
 @dataclass(frozen=True)
@@ -44,22 +72,22 @@ def mixing(gamma: int, head: bool, hybrid: bool = False, batch: int = 1, others:
     accepted drafts is counted with the round that accepted them. `hybrid`: rounds draft without draft steps, which are
     counted apart. `others`: how each other sequence of the batch drafts, by itself; None: as much as this one.
     """
-    draft, first = gamma + 1, gamma + 2  # columns; the last two are search and bookkeeping
+    draft, first = gamma + 1, gamma + 2  # columns
     found = np.zeros((2 * gamma + 7, first + (gamma + 1 if head else 1) + 2))
-    rounds, after, (unused, steps, started, idle, read) = found[: gamma + 1], found[gamma + 1 : -5], found[-5:]
+    rounds, after, (unused, steps, started, idle, read) = Counted.of(found)
     drafted = np.arange(gamma + 1)
-    rounds[drafted, drafted] = rounds[:, -2] = rounds[1:, -1] = 1.0
+    rounds[drafted, drafted] = rounds[:, SEARCH] = rounds[1:, BOOKKEEPING] = 1.0
     if hybrid:
         steps[draft] = 1.0
         if head:
             started[[draft, first]] = -1.0, 1.0
         tokens = gamma if head else 1  # more tokens than these were not timed: each is taken to cost the same
-        read[first if head else draft], read[-3] = -1 / tokens, 1 / tokens
+        read[first if head else draft], read[DEAREST_FIRST] = -1 / tokens, 1 / tokens
     else:
         rounds[:, draft], unused[draft] = drafted, 1.0
         if head:
             rounds[1:, first], rounds[1:, draft] = 1.0, drafted[1:] - 1
-            after[:, first:-2] = np.eye(gamma + 1)
+            after[:, first:SEARCH] = np.eye(gamma + 1)
             after[:, first] -= 1.0
         elif gamma:
             after[gamma, [draft, first]] = -1.0, 1.0
@@ -70,7 +98,7 @@ def mixing(gamma: int, head: bool, hybrid: bool = False, batch: int = 1, others:
     if not chances[:-1].any():
         return found
     rounds[:, : gamma + 1] = _verified(chances, batch)
-    rounds[0, -1] = elsewhere = 1 - float(chances[0]) ** (batch - 1)  # chance that any other sequence drafts
+    rounds[0, BOOKKEEPING] = elsewhere = 1 - float(chances[0]) ** (batch - 1)  # chance that any other sequence drafts
     if hybrid:  # rounds without steps of their own wait for those of others
         idle += (1 - (1 - others.starts) ** (batch - 1)) * (others.steps * steps + started)
         return found

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from alphaprof.costs.mixing import Drafting, mixing
+from alphaprof.costs.mixing import Apart, Counted, Drafting, mixing
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import RoundCounts
 
@@ -132,39 +131,24 @@ class StepTimes:
         """
         return self._priced(gamma, hybrid)[0]
 
-    def prices(self, gamma: int, hybrid: bool = False) -> Prices:
+    def prices(self, gamma: int, hybrid: bool = False) -> Counted:
         """Return what everything costs that rounds are counted by, in decode steps."""
         return self._priced(gamma, hybrid)[1]
 
-    def _priced(self, gamma: int, hybrid: bool) -> tuple[Array, Prices]:
+    def _priced(self, gamma: int, hybrid: bool) -> tuple[Array, Counted]:
         if (gamma, hybrid) not in self._known:
             found, ms = mixing(gamma, bool(self.draft_first), hybrid, self.batch, self.others), self.ms(gamma)
-            found[-1] *= found[-1] @ ms > 0
+            read = Counted.of(found).apart.read
+            read *= read @ ms > 0
             each = found @ ms / self.decode.ms
             each.flags.writeable = False
-            self._known[gamma, hybrid] = found, Prices(each[: gamma + 1], each[gamma + 1 : -5], *each[-5:].tolist())
+            self._known[gamma, hybrid] = found, Counted.of(each)
         return self._known[gamma, hybrid]
 
     @cached_property
-    def _known(self) -> dict[tuple[int, bool], tuple[Array, Prices]]:
+    def _known(self) -> dict[tuple[int, bool], tuple[Array, Counted]]:
         """Worked out once, by gamma and whether rounds are a hybrid's."""
         return {}
-
-
-class Prices(NamedTuple):
-    """Costs in decode steps: of a round that drafts m = 0..gamma tokens, [gamma + 1], and what the first step of the next
-    round costs more if it got 0..gamma accepted, [gamma + 1]; of a draft step whose token is discarded; and of a hybrid, of
-    a draft step, of a round that runs any beyond them, of one that waits for those of others, and of each token beyond one
-    that a first step reads.
-    """
-
-    rounds: Array
-    accepted: Array
-    unused: float
-    steps: float
-    started: float
-    idle: float
-    read: float
 
 
 @dataclass(frozen=True)
@@ -207,11 +191,11 @@ def without_draft(counts: RoundCounts, times: StepTimes) -> tuple[RoundCounts, S
     return plain, StepTimes(times.target, NOTHING, half=times.half)
 
 
-def _counted_apart(counts: RoundCounts, times: StepTimes) -> tuple[Array | None, ...]:
-    """Return the last of the columns that rounds are counted by, [documents] each; None if there is none of it."""
+def _counted_apart(counts: RoundCounts, times: StepTimes) -> Apart:
+    """Return what is counted beside the depths of rounds, [documents] each."""
     idle = None if counts.started is None else counts.rounds - counts.started
     read = counts.read_by_head if times.draft_first else counts.read_by_model
-    return counts.unused, counts.steps, counts.started, idle, read
+    return Apart(counts.unused, counts.steps, counts.started, idle, read)
 
 
 def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
@@ -225,7 +209,7 @@ def time_spent(counts: RoundCounts, times: StepTimes) -> Array:
     for depths, each in ((counts.drafted, prices.rounds), (counts.accepted, prices.accepted)):
         if (more := np.diff(each)).any():
             spent += np.einsum("dg,g->d", depths, more)  # a product by BLAS would spin on all cores
-    for column, price in zip(_counted_apart(counts, times), prices[2:], strict=True):
+    for column, price in zip(_counted_apart(counts, times), prices.apart, strict=True):
         if column is not None and price:
             spent += column * price
     return np.asarray(spent)
@@ -253,7 +237,7 @@ def doubtful_time(counts: RoundCounts, times: StepTimes) -> float:
     prices = times.prices(len(doubt), counts.steps is not None)
     more = float(doubt @ np.diff(prices.rounds))
     if counts.unused is not None:  # a full round discards no token: that step is its own
-        more -= float(doubt[-1]) * prices.unused
+        more -= float(doubt[-1]) * prices.apart.unused
     return abs(more) + (0.0 if times.others is None else (times.batch - 1) * max(more, 0.0))
 
 
@@ -286,11 +270,11 @@ def cost_bounds(times: StepTimes, gamma: int) -> tuple[float, float]:
     ms, emitted = times.ms(gamma), np.arange(1, gamma + 2)
     later = soonest = times.prices(gamma).accepted
     if times.optional:
-        later = np.maximum(later, emitted * times.prices(gamma, hybrid=True).read)
+        later = np.maximum(later, emitted * times.prices(gamma, hybrid=True).apart.read)
         soonest = np.minimum(soonest, 0.0)
     possible = np.tri(gamma + 1, dtype=bool)  # drafted, accepted
     cheap = np.minimum(*(each.prices(gamma, times.optional).rounds for each in (times, times.alone)))
     least = ((cheap[:, None] + soonest) / emitted)[possible].min()
     ms[: gamma + 1] = np.maximum(ms[: gamma + 1], times.decode.ms)
-    dearest = times.alone.mixing(gamma)[: gamma + 1] @ ms / times.decode.ms
+    dearest = Counted.of(times.alone.mixing(gamma)).rounds @ ms / times.decode.ms
     return float(least), float((dearest[:, None] + later)[possible].max())
