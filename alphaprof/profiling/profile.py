@@ -64,6 +64,7 @@ from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.shard import Advance, Loaded, Plan, Progress, ShardRows, ShardTexts, score_shard, write_shard
 from alphaprof.profiling.texts.continuations import digest
 from alphaprof.profiling.texts.corpus import (
+    UNUSED,
     Corpus,
     Ids,
     Reused,
@@ -300,8 +301,9 @@ def _stage(loaded: Loaded, run: NewRun, part: Part, progress: Progress) -> int:
             staged += 1
         progress.advance(len(documents))
     if isinstance(loaded.documents, Corpus):
-        for bad in loaded.documents.bad_rows():
-            progress.say(bad)
+        unused = (f"{count} {reason}" for reason, count in loaded.documents.truncated.items() if reason.startswith(UNUSED))
+        for said in (*loaded.documents.bad_rows(), *unused):
+            progress.say(said)
     return staged
 
 
