@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.commands.check import SAME
+from alphaprof.commands.compare.target_change import deciding_bounds
 from alphaprof.commands.schema import json_schema
 from alphaprof.errors import AlphaprofError
+from alphaprof.report.pairing import over_domains, paired_texts
 from alphaprof.run.manifest import ModelFacts
-from alphaprof.run.reader import Run
+from alphaprof.run.reader import Run, RunDraft
 from tests.synthetic import Domain, Recipe, altered, rewritten, stored_totals, write_run
 
 CODE, CHAT = Domain(documents=24, alpha=0.8, spread=0.05), Domain(documents=24, alpha=0.5, spread=0.05)
@@ -172,6 +174,38 @@ def rerun(run: Run, folder: Path, **facts: Any) -> Run:
     shutil.copytree(run.path, folder)
     drafts = {name: dataclasses.replace(own, **facts) for name, own in run.manifest.drafts.items()}
     return altered(Run.open(folder), drafts=drafts)
+
+
+def test_the_whole_traffic_is_asked_as_compare_asks_it(runs: dict[str, Run], tmp_path: Path) -> None:
+    """Its bounds are those of 95% each, however many domains there are; the domains share theirs. What UNDECIDED exits with
+    stands in the last line.
+    """
+    worse = write_run(
+        tmp_path / "worse", Recipe(domains={"code": CODE, "chat": CHAT}, drafts={"small": -0.03}, gammas=(1, 3))
+    )
+    code, found, _ = held(worse, runs["whole"], "--gamma", "3")
+    old, new = (RunDraft(run, "small") for run in (runs["whole"], worse))
+    texts, _, _ = paired_texts(old, new, ["strict"])
+    whole, *each = found["items"]
+    assert (whole["low"], whole["high"]) == pytest.approx(deciding_bounds(*over_domains(texts, None), 3, 0.95))
+    for item, text in zip(each, texts, strict=True):
+        alone = deciding_bounds(*over_domains([text], None), 3, 0.95)
+        assert item["low"] == pytest.approx(alone[0])
+        assert item["high"] > alone[1] + 1e-6 or item["outcome"] == "fail"
+    command = [
+        "check",
+        str(worse.path),
+        "--baseline",
+        str(runs["whole"].path),
+        "--gamma",
+        "3",
+        "--margin",
+        f"{-whole['value']:.4f}",
+    ]
+    said = CliRunner().invoke(app, command).stdout.strip().splitlines()
+    assert code in (0, 10)
+    assert said[0].startswith("UNDECIDED")
+    assert said[-1].strip() == "UNDECIDED ends with exit code 0; --undecided fail makes it 11."
 
 
 def test_the_same_draft_passes_at_two_documents_and_nothing_is_estimated(tmp_path: Path) -> None:
