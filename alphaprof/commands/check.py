@@ -440,6 +440,8 @@ def _judged(measure: Measure, judge: Judge, domain: str, least: float) -> tuple[
     if pair is None:
         return Item(measure, domain, None, None, least, None, None, None, 0, "undecided", decision.reason), None
     (draft, gamma), tested, asked = pair, decision.tested, judge.asked
+    if measure == "speedup" and decision.untold:
+        return Item(measure, domain, draft, gamma, least, None, None, None, 0, "undecided", decision.untold), None
 
     def over(*parts: tuple[Pair, Mask | None]) -> tuple[float | None, Bounds]:
         pools = [(judge.every[draft][domain], gamma, rows) for (draft, gamma), rows in parts]

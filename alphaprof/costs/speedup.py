@@ -23,7 +23,7 @@ from alphaprof.costs.rounds import (
     time_by_step,
     time_spent,
 )
-from alphaprof.costs.timing import mean_error, median_error, unheld
+from alphaprof.costs.timing import LEAST_ROUNDS, mean_error, median_error, unheld
 from alphaprof.stats.estimate import (
     Array,
     Ratio,
@@ -165,6 +165,18 @@ class Speedup:
     def tells(self) -> bool:
         """Whether there are enough documents to speak for others."""
         return self.documents >= FEWEST and math.isfinite(self.sampling_error)
+
+    def untold(self, tail: float) -> str:
+        """Return why step times that were taken in rounds do not tell how fast it is, within a factor of two either way;
+        empty if they do.
+        """
+        if math.isinf(self.timing_error):
+            return f"step times of fewer than {LEAST_ROUNDS} rounds have no bounds"
+        if max(self.waited, (known := self._timing(tail)[0]) * self.redrawn) <= math.log(2):
+            return ""
+        if self.waited > math.log(2):
+            return f"steps waited {-math.expm1(-self.waited):.0%} of their time for a core"
+        return f"step times are known to a factor of {math.exp(known):.1f} only"
 
     def deciding(self, tail: float) -> tuple[float, float]:
         """Return the bounds of a verdict: those of step times alone where there are too few documents to speak for

@@ -650,7 +650,7 @@ def _write(run: RunWriter, result: ShardTexts | ShardRows) -> None:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What came of timing: the latency table (None: steps cannot be timed), notes, and `waiting` as of `latency.Timed`."""
+    """What came of timing: the latency table (None: steps cannot be timed), notes, and the share of waiting in its times."""
 
     table: pa.Table | None
     warnings: tuple[dict[str, str], ...]
@@ -702,8 +702,8 @@ def step_times_of(measure: Callable[[], latency.Timed], progress: Progress) -> S
     if timed.without_async:
         noted(note("without_async", drafts=", ".join(timed.without_async)))
     if timed.waiting is not None and is_busy(timed.waiting):
-        noted(note("busy", waiting=timed.waiting))
-    return StepTimes(timed.table, tuple(warnings), timed.waiting)
+        noted(note("cpu_seconds", waiting=timed.waiting) if timed.computed else note("busy", waiting=timed.waiting))
+    return StepTimes(timed.table, tuple(warnings), 0.0 if timed.computed else timed.waiting)
 
 
 def write_times(run: RunWriter, times: StepTimes) -> None:
@@ -714,7 +714,7 @@ def write_times(run: RunWriter, times: StepTimes) -> None:
         return
     run.write_table(LATENCY, times.table, LATENCY_COLUMNS)
     # Of earlier times, that were damaged, nothing is true any more.
-    kept = (warning for warning in warnings if warning["code"] not in ("not_timed_there", "busy"))
+    kept = (warning for warning in warnings if warning["code"] not in ("not_timed_there", "busy", "cpu_seconds"))
     environment = run.manifest.environment | Environment(timing_waiting=times.waiting)
     run.update(warnings=(*kept, *times.warnings), environment=environment)
 

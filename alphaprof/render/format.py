@@ -47,6 +47,7 @@ class Number(str):
 
 
 NOTHING = Number("n/a")
+UNKNOWN = Number("not known")  # of a value whose interval says nothing
 
 
 def share(value: float | None, digits: int = 3) -> Number:
@@ -81,6 +82,8 @@ def interval(value: Interval | None, unit: str = "", digits: int = 2) -> Number:
     """Return a quantity with its interval."""
     if value is None:
         return NOTHING
+    if value.low <= 0 and math.isinf(value.high):
+        return UNKNOWN
     ends = f"[{number(value.low, digits)}, {number(value.high, digits)}]"
     return Number(number(value.value, digits, unit), ends, value)
 

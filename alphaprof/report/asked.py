@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,7 @@ class Asked:
     policies: tuple[str, ...]
     costs: CostModel | None
     source: str  # where step times were to come from
+    untold: str = ""  # why step times that there are tell no speedup, so that nothing is worked out from them
 
     @classmethod
     def of(cls, run: Run, profile: ProfileOptions) -> Asked:
@@ -75,6 +76,8 @@ class Asked:
     @property
     def timing(self) -> Timing:
         """Step times at the concurrency of the question."""
+        if self.untold:
+            return replace(UNTIMED, missing=dict.fromkeys(self.run.manifest.drafts, self.untold))
         return self.costs.timing(self.question.concurrency) if self.costs else UNTIMED
 
     @property

@@ -130,7 +130,7 @@ class RunReport(Report):
         run, costs = self.asked.run, self.asked.costs
 
         def result(item: DraftPool) -> Result:
-            key = ResultKey(item.domain, item.draft, item.rule, run.manifest.drafts[item.draft], costs)
+            key = ResultKey(item.domain, item.draft, item.rule, run.manifest.drafts[item.draft], costs, self.asked.untold)
             judged = self.judge.known(item.domain, item.draft, item.pool)
             return build_result(key, item.pool, self.asked.question, run.gammas, judged)
 
@@ -159,6 +159,10 @@ def build_report(
     part = LogPart.of(run, asked.documents, None if whole_log else limit_of(run))
     question, run, documents = asked.question, asked.run, asked.documents
     judge = Judge.of(asked, list(run.manifest.drafts))
+    cost = asked.cost
+    if judge.untold:  # as if none had been taken: they rank no draft and no gamma
+        asked = dataclasses.replace(asked, costs=None, untold=judge.untold)
+        judge = Judge(asked, judge.pools, list(run.manifest.drafts))
     answer, traffic = judge.traffic()
     facts = _run_facts(run, documents, part)
     report = Report(
@@ -172,9 +176,9 @@ def build_report(
             changes=tuple(changes),
         ),
         confidence=question.confidence,
-        times=asked.cost,
+        times=cost,
         run=facts,
-        notes=report_notes(run, facts, judge.pools, answer, traffic, asked.cost, asked.source),
+        notes=report_notes(run, facts, judge.pools, answer, traffic, cost, asked.source),
         alphaprof=__version__,
     )
     others = tuple(rule for rule in dict.fromkeys(rules or run.rules) if rule not in asked.deciding)

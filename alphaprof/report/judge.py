@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +83,7 @@ class Judge:
 
     def judged(self, domain: str | None, drafts: Sequence[str]) -> Judged:
         """Return what is chosen among some drafts for a domain (None: the whole traffic), and the decision on it. Without
-        step times that is the draft that emits most tokens per round at its largest gamma, and nothing is decided.
+        step times that is the draft that emits most tokens per round at the `_largest` gamma, and nothing is decided.
         """
         key = domain, tuple(drafts)
         if key not in self._known:
@@ -95,11 +95,30 @@ class Judge:
             if timing.times:
                 self._known[key] = judge(candidates, timing, mix, self._question, self._gammas)
             else:
-                largest = dict(self._question.options(candidates, self._gammas)).items()  # by draft: γ ascend
+                largest = [(draft, gamma) for draft, gamma in self._largest.items() if draft in candidates]
                 lengths = {option: _tokens_per_round(candidates, option, mix) for option in largest}
                 best = max(lengths, key=lambda option: each.value if (each := lengths[option]) else 0.0, default=None)
-                self._known[key] = best, no_decision(without_times([], timing.lacks(candidates)))
+                self._known[key] = best, self._untimed(without_times([], timing.lacks(candidates)))
         return self._known[key]
+
+    @cached_property
+    def _largest(self) -> dict[str, int]:
+        """The largest gamma of each draft: the largest that all drafts have rounds of, if they have one in common."""
+        own: dict[str, set[int]] = {}
+        for draft, gamma in self._question.options(self.every, self._gammas):
+            own.setdefault(draft, set()).add(gamma)
+        common = set.intersection(*own.values()) if own else set[int]()
+        return {draft: max(common or gammas) for draft, gammas in own.items()}
+
+    def _untimed(self, reason: str) -> Decision:
+        """Return UNDECIDED, with the remedy where there are step times that do not tell it."""
+        return replace(no_decision(reason), remedy=self.timing.surer if self.asked.untold else "")
+
+    @property
+    def untold(self) -> str:
+        """Why step times do not tell how fast the whole traffic is; empty if they do, or there are none."""
+        timed = self.timing.times and not self.undecidable
+        return self.judged(None, list(self.candidates))[1].untold if timed else ""
 
     def known(self, domain: str, draft: str, pool: DocumentTotals) -> Judged | None:
         """Return what was chosen for a draft in a domain, if that rests on this pool and the run's step times; else None."""
@@ -151,7 +170,7 @@ class Judge:
             best, decision = self.judged(None, list(candidates))
         else:
             best, _ = judge(candidates, timing, mix, question, self._gammas)
-            decision = no_decision(without_times(self.asked.decisive, timing.lacks(candidates)))
+            decision = self._untimed(without_times(self.asked.decisive, timing.lacks(candidates)))
         reason = decision.reason
         if question.draft == AUTO and timing.times:
             reason += "".join(f"; {draft} was left out: {why}" for draft, why in timing.missing.items())

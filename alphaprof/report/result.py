@@ -30,13 +30,16 @@ UNBELIEVABLE = 0.1  # share of tokens that contradict a text's policy beyond wha
 
 @dataclass(frozen=True)
 class ResultKey:
-    """What a result is about. `facts`: of its draft; `costs`: all step times; None: there are none."""
+    """What a result is about. `facts`: of its draft; `costs`: all step times; None: there are none, or as `untold` says they
+    tell no speedup.
+    """
 
     domain: str
     draft: str
     rule: BoundRule
     facts: DraftFacts
     costs: CostModel | None
+    untold: str = ""
 
 
 def build_result(
@@ -111,7 +114,8 @@ def _round_results(
     draft, mix = key.draft, Mix.of({key.domain: 1.0})
     candidates = {draft: {key.domain: pool}}
     costs = key.costs.of_domain(key.domain) if key.costs and key.rule.rule.timed else None
-    timing = costs.timing(question.concurrency) if costs else UNTIMED
+    untimed = dataclasses.replace(UNTIMED, missing={draft: key.untold}) if key.untold else UNTIMED
+    timing = costs.timing(question.concurrency) if costs else untimed
     times = timing.times.get(draft)
     best, decision = judged or judge(candidates, timing, mix, question, gammas)
     by_gamma = []

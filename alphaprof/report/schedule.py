@@ -84,6 +84,8 @@ class GammaByLoad:
             gamma = best if decided else self.fastest(place)
             faster = self.mix.routed(self._decoded(times, gamma)) if gamma and not decided else None
             speedup = judged if decided else deciding_interval(faster, self.confidence)
+            if gamma and speedup is None:  # times that do not tell
+                continue
             if speedup is None or speedup.value < 1:
                 yield AtLoad(*place, 0, None, None, beyond=place[1] > longest)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,8 +44,9 @@ def speedup_interval(speedup: Speedup | None, confidence: float) -> Interval | N
 
 
 def deciding_interval(speedup: Speedup | None, confidence: float) -> Interval | None:
-    """Return a speedup with one-sided bounds as verdicts rest on, each at `confidence`."""
-    return None if speedup is None else Interval(speedup.value, *speedup.deciding(1 - confidence))
+    """Return a speedup with one-sided bounds as verdicts rest on, each at `confidence`; None if it has none."""
+    low, high = (0.0, math.inf) if speedup is None else speedup.deciding(1 - confidence)
+    return Interval(speedup.value, low, high) if speedup is not None and math.isfinite(high) else None
 
 
 def of_requests(

@@ -18,7 +18,7 @@ import numpy as np
 from alphaprof.config.profile import DecisionOptions
 from alphaprof.costs.rounds import MORE_ROUNDS, UNTIMED, StepTimes, Timing
 from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, total_times
-from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS
+from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.stats.estimate import Interval, distinct
@@ -291,7 +291,7 @@ class Decision:
 
     `documents_needed`: of how many independent documents a new run would settle it with a chance of 80%; None if it is
     settled, or no number has that chance. `remedy`: what would settle it, in words; empty if it is settled, or the reason
-    says so.
+    says so. `untold`: why step times do not tell how fast it is; empty if they do.
     """
 
     verdict: VerdictName
@@ -302,11 +302,12 @@ class Decision:
     documents_needed: int | None
     tested: CrossFit | None = None
     remedy: str = ""
+    untold: str = ""
 
     @property
     def bounds(self) -> Interval | None:
-        """The speedup with the one-sided bounds that decide."""
-        return Interval(self.speedup.value, self.low, self.high) if self.speedup else None
+        """The speedup with the one-sided bounds that decide; None if it has none, or step times do not tell it."""
+        return Interval(self.speedup.value, self.low, self.high) if self.speedup and math.isfinite(self.high) else None
 
     @property
     def disagreement(self) -> str:
@@ -335,12 +336,11 @@ def decide(
     speedup = tested.shown
     if speedup is None:
         return Decision("UNDECIDED", _too_few(documents), None, 0.0, math.inf, None)
-    if math.isinf(speedup.timing_error):
-        halved = "of each half of the timing rounds " if tested.own else ""
-        reason = f"step times {halved}of fewer than {LEAST_ROUNDS} rounds have no bounds"
-        return Decision("UNDECIDED", reason, speedup, 0.0, math.inf, None, tested=tested, remedy=surer)
     low, high = tested.deciding(1 - confidence)
     verdict: VerdictName = "GO" if low >= min_speedup else "NO-GO" if high < min_speedup else "UNDECIDED"
+    if verdict == "UNDECIDED" and (untold := speedup.untold(1 - confidence)):
+        untold += " (each half of the rounds counts by itself)" if tested.own and math.isinf(speedup.timing_error) else ""
+        return Decision(verdict, untold, speedup, 0.0, math.inf, None, tested=tested, remedy=surer, untold=untold)
     needed = tested.documents_needed(min_speedup, confidence) if verdict == "UNDECIDED" else None
     remedy = ""
     level, lower, upper = f"{100 * confidence:g}%", beside(low, min_speedup), beside(high, min_speedup)

@@ -61,8 +61,8 @@ class Stored:
 class Environment(TypedDict, total=False):
     """What a step of a run was measured with; of an imported run nothing is known. `device_memory`: bytes of one device;
     `statistics`: what was computed of the same logits always (see `dispatch.checksum`); `engine`: variables in which the
-    profile's vLLM ran; `timing_waiting`: the share of the timing in which the steps waited
-    for a CPU, if that is known.
+    profile's vLLM ran; `timing_waiting`: the share of step times in which the steps waited for a CPU, if
+    that is known; 0 where they are CPU seconds.
     """
 
     device: str

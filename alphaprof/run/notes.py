@@ -55,6 +55,12 @@ NOTES: Mapping[str, NoteKind] = {
         "measure again when the machine is idle, or use your engine's step times (docs/costs.md)",
         "own times",
     ),
+    "cpu_seconds": NoteKind(
+        "this machine is busy: step times are CPU seconds of the one thread that computes, without the {waiting:.0%} of the "
+        "time that it waited for a core",
+        "measure again when the machine is idle if other work on it also shares its caches and memory (docs/costs.md)",
+        "own times",
+    ),
     "without_async": NoteKind(
         "vLLM schedules asynchronously when it decodes plainly, but not with {drafts}: a server loses as much, and its "
         "rounds were timed so",

@@ -293,8 +293,10 @@ def test_the_three_notes_that_matter_most_come_first_and_twins_are_counted(two: 
 def test_without_step_times_it_says_tokens_per_round_and_decides_nothing(two: Run) -> None:
     report = asked(two, "costs.source=none")
     text = as_first_screen(report)
-    assert text.splitlines()[2].startswith("UNDECIDED  ")
-    assert text.splitlines()[2] == "UNDECIDED  speedup not known, threshold 1.1x"  # and no draft
+    lines = text.splitlines()
+    assert lines[2] == "UNDECIDED  tokens per round, γ 4: small 2.20 [1.85, 2.59], ngram 1.79 [1.72, 1.86]"
+    assert lines[3].strip().startswith("speedup not known, threshold 1.1x: no step times were measured")
+    assert report.answer.draft is None
     assert "no step times: tokens per round hold on any engine" in text
     assert [cells["speedup [95% each]"] for _, cells in first_screen(report).table.rows] == [fmt.NOTHING] * 2
 

@@ -119,12 +119,12 @@ def test_documents_needed_is_the_smallest_number_that_settles(
         assert not any(chance_of_settling(one, fewer, 1.5, CONFIDENCE) >= 0.8 for fewer in range(documents, needed))
 
 
-@pytest.mark.parametrize(("own", "of"), [(None, ""), (found(3.0), " of each half of the timing rounds")])
+@pytest.mark.parametrize(("own", "of"), [(None, ""), (found(3.0), " (each half of the rounds counts by itself)")])
 def test_step_times_without_bounds_leave_it_undecided_and_say_so(own: Speedup | None, of: str) -> None:
     """Both halves need three rounds where they choose differently."""
     decision = decide(CrossFit([], found(3.0, timing=math.inf), TORN if own else None, own), 1.1, CONFIDENCE)
     assert (decision.verdict, decision.low, decision.high) == ("UNDECIDED", 0, math.inf)
-    assert decision.reason == f"step times{of} of fewer than 3 rounds have no bounds"
+    assert decision.reason == f"step times of fewer than 3 rounds have no bounds{of}"
     assert decision.remedy.startswith("time more rounds")
 
 
@@ -521,7 +521,8 @@ def test_a_choice_takes_step_times_of_three_rounds_in_each_half(rounds: int, ver
         decision = judge(two, timing, ALONE, asked, [1])[1]
         assert decision.verdict == (verdict if threshold < 9 or verdict == "UNDECIDED" else "NO-GO")
         assert decision.speedup is not None
-        assert ("step times of each half of the timing rounds of fewer than 3" in decision.reason) == (rounds < 6)
+        assert ("step times of fewer than 3 rounds have no bounds (each half" in decision.reason) == (rounds < 6)
+        assert (decision.bounds is None) == (rounds < 6)
 
 
 @pytest.mark.parametrize(("rounds", "verdict"), [(3, "UNDECIDED"), (5, "UNDECIDED"), (6, "GO"), (20, "GO")])

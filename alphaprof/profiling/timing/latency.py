@@ -30,7 +30,16 @@ from alphaprof.costs.timing import (
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.texts.corpus import Ids
-from alphaprof.profiling.timing.steppers import NotTimed, TimedStep, fitted, prefills, prompt_steps, round_steps, stepper
+from alphaprof.profiling.timing.steppers import (
+    NotTimed,
+    TimedStep,
+    fitted,
+    one_thread,
+    prefills,
+    prompt_steps,
+    round_steps,
+    stepper,
+)
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 
 if TYPE_CHECKING:
@@ -57,8 +66,8 @@ class Timed:
     """The latency table, and what it lacks, in words: what did not fit into memory, and what the budget had no time for.
 
     `waiting`: the share of the rounds' time in which the thread that runs the steps was ready to run and had no processor;
-    None: not known. `without_async`: drafts with which the engine does not schedule asynchronously, though without any it
-    does.
+    None: not known. `computed`: the times are of the thread's own clock, in which it did not wait. `without_async`: drafts
+    with which the engine does not schedule asynchronously, though without any it does.
     """
 
     table: pa.Table
@@ -66,6 +75,7 @@ class Timed:
     late: tuple[str, ...]
     waiting: float | None
     without_async: tuple[str, ...] = ()
+    computed: bool = False
 
 
 @dataclass
@@ -178,7 +188,8 @@ def measure(
         late.append(f"reading prompts: costs.budget ({costs.budget:g} s) was spent")
     ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
     table = pa.Table.from_pylist([*ordered, *prefills], schema=arrow_schema(LATENCY_COLUMNS))
-    return Timed(table, tuple(left_out), tuple(late), share_of_waiting(clock.waited_s, clock.wall_s))
+    computed = subjects.target.device.type == "cpu" and one_thread()
+    return Timed(table, tuple(left_out), tuple(late), share_of_waiting(clock.waited_s, clock.wall_s), computed=computed)
 
 
 class TimeBudget:

@@ -99,9 +99,9 @@ def _about(report: Report) -> Iterator[str]:
     answer, traffic = report.answer, report.traffic
     needed = f"threshold {traffic.min_speedup:g}x"
     if answer.draft is None or answer.speedup is None:
-        yield f"speedup not known, {needed}"
-        yield from filter(None, (_pays_below(report),))
-        yield answer.reason
+        yield from filter(None, (_tokens_first(report), _pays_below(report)))
+        yield f"speedup not known, {needed}: {answer.reason}"
+        yield from filter(None, (fmt.sentence(answer.remedy),))
         return
     where = " overall" if len(report.domains) > 1 else ""
     faster = _speedup_text(answer.speedup, traffic.min_speedup, "x")
@@ -121,6 +121,16 @@ def _about(report: Report) -> Iterator[str]:
         yield f"next: profile {fmt.count(answer.documents_needed)} documents for an 80% chance of a verdict"
     else:
         yield answer.reason
+
+
+def _tokens_first(report: Report) -> str:
+    """Return what rounds of each draft emit, most first; empty if there are none."""
+    found = [item.answer for item in report.drafts if item.answer.draft and item.answer.tokens_per_round]
+    each = [f"{answer.draft} {fmt.interval(answer.tokens_per_round)}" for answer in found]
+    if len({answer.gamma for answer in found}) > 1:
+        each = [f"{text} (γ {answer.gamma})" for answer, text in zip(found, each, strict=True)]
+        return f"tokens per round: {', '.join(each)}"
+    return f"tokens per round, γ {found[0].gamma}: {', '.join(each)}" if each else ""
 
 
 def _whose(cost: Cost | None) -> str:
@@ -229,6 +239,8 @@ def _below(report: Report) -> Iterator[str]:
     if report.traffic.chosen and any(answer.speedup for answer in shown):
         own = "each domain with its own best draft and γ; " if len(report.domains) > 1 else ""
         yield f"{own}speedup: cross-fitted, each half of the documents with what the other half chose"
+    if report.traffic.chosen and report.domains and not any(answer.speedup for answer in shown):
+        yield "by tokens per round at the largest γ that all drafts have: no draft and no γ is recommended without speedups"
     if any(_head_among_others(report, answer) for answer in shown):
         yield f"{MARK.strip()}: accept@1, acceptance of a head's first draft"
     marks = []
