@@ -499,9 +499,13 @@ def compared(run: Served, known: Served) -> Compared:
     lengths = [*filter(None, (interval(1 + mean[-1], half[-1], 1.0, 1.0 + run.gamma) for mean, half in means))]
     losses, needed = [float(each[-1] / ours[-1]) if ours[-1] > 0 else math.inf for each in (far, own)], None
     if run.requests and ours[-1] > 0:
-        once = (quantile(1 - ERROR / 2 / number, math.inf) / ours[-1]) ** 2 * common[-1]
-        mine, rest = once * effect[-1] / tests[-1], VISIBLE**2 - once * seen[-1] / trials[-1]
-        needed = math.ceil(run.requests * mine / (rest if rest > 0 else VISIBLE**2 / 2)) if math.isfinite(mine) else None
+        enough = float(run.requests)
+        for more in (math.inf, 1.0):  # by the normal distribution, then by t with the freedom of so many documents
+            t = quantile(1 - ERROR / 2 / number, more * freedom[-1] * max(1.0, enough / run.requests))
+            once = (t / ours[-1]) ** 2 * common[-1]
+            mine, rest = once * effect[-1] / tests[-1], VISIBLE**2 - once * seen[-1] / trials[-1]
+            enough = run.requests * mine / (rest if rest > 0 else VISIBLE**2 / 2)
+        needed = math.ceil(enough) if math.isfinite(enough) else None
     return Compared(depths, (lengths[0], lengths[1]), int(signs[-1]), losses[0], losses[1], needed)
 
 
