@@ -20,6 +20,7 @@ from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.report.sections import NAMES
+from alphaprof.report.speeds import deciding_interval
 from alphaprof.report.wording import timed
 from alphaprof.run.manifest import Environment
 from alphaprof.run.reader import Run
@@ -73,6 +74,11 @@ def report_of(run: Run, *changes: str) -> RunReport:
 )
 def test_step_times_tell_a_speedup_within_a_factor_of_two(changes: dict[str, float], says: str) -> None:
     assert dataclasses.replace(found(1.5), **changes).untold(0.05) == says
+
+
+def test_a_speedup_without_bounds_has_no_interval() -> None:
+    assert deciding_interval(found(1.5, timing=math.inf), 0.95) is None
+    assert deciding_interval(found(1.5), 0.95) is not None
 
 
 def test_a_busy_machine_leads_with_tokens_and_says_that_the_speedup_is_not_known(runs: dict[float, Run]) -> None:
