@@ -86,7 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in manifests.items():
         (folder / name).mkdir()
         (folder / name / "manifest.json").write_text(text)
-    begun = write_run(folder / "begun")
+    begun = write_run(folder / "begun", Recipe(drafts={"skip": 0.0}))
     config = load_profile(folder / "profile.yaml", limit=1).with_costs(None).model_dump(mode="json")
     altered(begun, config=config)
     (folder / "taken").mkdir()

@@ -531,4 +531,4 @@ def test_a_hybrid_pays_for_reading_what_lookup_wrote(times: StepTimes, more: lis
     assert drafting.sum() == pytest.approx(sum(more) / 10)
     least, most = cost_bounds(times, 2)
     assert least <= 1.9 / 3
-    assert most >= 1.9 + times.prices(2, hybrid=True).read
+    assert most >= 1.9 + times.prices(2, hybrid=True).apart.read

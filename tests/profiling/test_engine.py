@@ -473,7 +473,7 @@ def test_a_wrong_engine_is_found_before_weights_are_loaded(
         ({"url": "http://127.0.0.1:1"}, {"source": "vllm"}, "costs.source vllm needs vllm.python"),
         ({}, {}, "needs python, to start vLLM"),
         ({"url": "http://a", "env": {"HF_TOKEN": "hf_x"}}, {}, "must not hold 'HF_TOKEN', which the run would keep"),
-        ({"url": "file:///etc/passwd"}, {}, "String should match pattern"),
+        ({"url": "file:///etc/passwd"}, {}, "does not begin with http:// or https://"),
     ],
 )
 def test_a_profile_says_where_vllm_is(engine: Any, costs: dict[str, Any], words: str, tmp_path: Path) -> None:

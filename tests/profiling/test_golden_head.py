@@ -162,7 +162,7 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
 
 
 FINGERPRINTS = {  # runs name heads by them: files, how they are read, and dtype
-    "dflash": "files-dd359755dd8c005ba66c541199364f436f8f879316583fc42b0e9a9b00c31e6a",
+    "dflash": "files-f7063a1db86239edf82be3f6f6ce708a30007f8b414e5577190db6495454aaff",
     "eagle3": "files-68420d8b8169c16cbda1b6d3c6cff18521a49b85ddcd3efa53695464698915f0",
     "p_eagle": "files-6cb775cf05b6389bbaff0ec0040e2c756bfa284c3adacbb5a17e615a40112e50",
     "pard": "files-a1eb3770f62942c7be3f0755089621185e029bbd455995a80edc9892f0583eda",

@@ -263,7 +263,7 @@ def test_a_roofline_moves_and_computes_what_the_steps_do(name: str) -> None:
     network: Any = random_head(model, LAYERS, count, **changes).network
     if name == "the target's logits":
         network.lm_head = None
-        network._target = {**network._target, "lm_head.weight": model.network.lm_head.weight}
+        network._target = {**network._target, LM_HEAD: model.network.lm_head}
     ids, features = read(model, network, TEXT)
     steps = HeadStepper(network, ids, features, 3, LONGEST)
     shape = network.shape()

@@ -298,9 +298,8 @@ def test_a_report_can_be_asked_another_question(tmp_path: Path) -> None:
 )
 def test_the_profile_of_a_run_is_of_this_version_or_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(drafts={"small": 0.0}))
-    altered(run, config=run.manifest.config | changes)
     with pytest.raises(RunUnreadable, match=words) as error:
-        build_report(Run.open(run.path))
+        altered(run, config=run.manifest.config | changes)
     assert error.value.hint == "read it with the alphaprof that wrote it, 0.1.0, or profile again"
 
 

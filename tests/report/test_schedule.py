@@ -38,7 +38,7 @@ def costs_of(run: Run, context: int, noise: Callable[[], float] = lambda: 1.0) -
                 ms, name = noise() * step_ms(n, batch, cached), "decode" if n == 1 else "verify"
                 rows.append(StepRow(TARGET, name, n, batch, cached, ms))
             rows.append(StepRow("small", "draft", 1, batch, cached, noise() * (0.35 + 0.002 * batch)))
-    options = TableCosts(source="table", path="times.csv", overhead_ms=None)
+    options = TableCosts(source="table", path="times.csv")
     return CostModel(StepTable(rows), options, run.manifest, max(GAMMAS), context)
 
 

@@ -22,6 +22,7 @@ from alphaprof.commands.importing.lines import LeftOut, Line, json_lines
 from alphaprof.commands.importing.vllm import EngineRequest
 from alphaprof.config.load import SET, changed_question, validate
 from alphaprof.config.options import DRAFT_NAME, named_model
+from alphaprof.costs.engine_table import kept_table
 from alphaprof.errors import VALUE, ColumnMissing, DataEmpty, OptionInvalid, ProfileInvalid, cut, shown
 from alphaprof.run.manifest import (
     CHAIN,
@@ -290,7 +291,7 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
         warnings=tuple(_import_notes(requests, imported)),
         imported=imported,
     )
-    return manifest, imported
+    return dataclasses.replace(manifest, table=kept_table(manifest.profile.costs)), imported
 
 
 def _documents_table(requests: Sequence[EngineRequest], imported: Imported, digest: str) -> pa.Table:
