@@ -32,6 +32,7 @@ from alphaprof.rules import parse_rule
 SET = "--set"  # where the values of a report's question come from
 WHOLE = "profile"  # where a problem lies that concerns several options
 MOST_NAMED = 6  # problems that an error names
+LONGEST = 2**26  # characters of a profile, or of the manifest of a run
 OFTEN_CALLED = {"ngram": "prompt_lookup", "eagle": "eagle3", "draft_model": "model"}  # kinds of drafts, by other names
 WORDS = {  # for what pydantic finds, by its type of error
     "missing": "is missing",
@@ -140,10 +141,14 @@ def read_tree(path: Path) -> dict[str, Any]:
     name, manifest = cut(str(path)), path / "manifest.json"
     of_run = manifest.is_file()
     try:
-        text = (manifest if of_run else path).read_text(encoding="utf-8")
+        with (manifest if of_run else path).open(encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ProfileInvalid(f"cannot read the profile {name}: {reason}", "give the path of a YAML profile file") from None
+    if len(text) > LONGEST:  # a device never ends
+        problem = f"{name} is not a profile: it is longer than {LONGEST:,} characters"
+        raise ProfileInvalid(problem, "give the path of a YAML profile file")
     try:
         tree = json.loads(text)["config"] if of_run else UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:

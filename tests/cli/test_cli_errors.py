@@ -150,6 +150,13 @@ ERRORS: list[tuple[str, int, str, str]] = [
     (f"{NEW} --set 'drafts={{big: {{kind: model, model: none.gguf}}}}'", 4, "model of draft big: ", "correct the path"),
     ("profile profile.yaml", 2, "--out is missing", "--out RUN"),
     ("profile none.yaml --out new", 2, "cannot read the profile none.yaml: No such file", "YAML"),
+    (
+        "profile /dev/zero --out new",
+        2,
+        "/dev/zero is not a profile: it is longer than",
+        "give the path of a YAML profile file",
+    ),
+    ("report run --out run/manifest.json", 5, "it lies inside a run, whose files are its own", "choose another --out"),
     ("profile malformed.yaml --out new", 2, "line 1", "correct the YAML"),
     ("profile profile.yaml --out taken", 6, "taken exists and is not empty", "--out"),
     ("profile profile.yaml --out taken --resume", 6, "taken exists and is not empty", "--out"),
