@@ -296,7 +296,9 @@ class LocalStorage(Storage):
 
     def require_there(self) -> None:
         """Raise `DiskFull` if the folder is gone, or is another one than that which this process owns."""
-        if not os.path.isdir(self.path) or not all(_is_at(self.path, each) for each in self._mine[-1:]):
+        with writing(self.path):
+            there = os.path.isdir(self.path) and all(_is_at(self.path, each) for each in self._mine[-1:])
+        if not there:
             raise DiskFull(
                 f"{self.path} was deleted, renamed or replaced while it was written",
                 "if it was renamed, resume a profile there with --out and --resume; otherwise start again",

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -208,6 +209,14 @@ def test_a_run_that_was_put_in_the_place_of_another_one_is_not_written(local: Lo
                 act()
     assert local.read(RECORDS) == b"theirs"
     assert everything(local) == [RECORDS]
+
+
+def test_a_disk_that_does_not_say_whose_folder_it_is_stops_the_writer(local: LocalStorage) -> None:
+    with local.owned() as check, pytest.MonkeyPatch.context() as patch:
+        refused = OSError(errno.EIO, os.strerror(errno.EIO))
+        patch.setattr(storage.os, "fstat", Mock(side_effect=refused))
+        with pytest.raises(DiskFull, match="Input/output error"):
+            check()
 
 
 def test_a_second_writer_is_refused_by_name_and_a_killed_one_forgotten(local: LocalStorage) -> None:

@@ -58,7 +58,9 @@ def fingerprint_by_files(settings: Any, files: Iterable[Path]) -> str:
     """
     found = sorted(sha256_of(list(files)))
     content = [settings, found]
-    return (FILES if found else PARTIAL) + hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    return (FILES if found else PARTIAL) + hashlib.sha256(
+        json.dumps(content, sort_keys=True, default=str).encode()
+    ).hexdigest()
 
 
 def sha256_of(files: Sequence[Path]) -> list[str]:

@@ -9,10 +9,20 @@ import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from alphaprof.config.heads import MODEL, require_kind
-from alphaprof.config.model_files import ADAPTER, CONFIG, GENERATION, INDEX, QUANTIZATION, WEIGHTS, ModelFiles, context_of, described
+from alphaprof.config.model_files import (
+    ADAPTER,
+    CONFIG,
+    GENERATION,
+    INDEX,
+    QUANTIZATION,
+    WEIGHTS,
+    ModelFiles,
+    context_of,
+    described,
+)
 from alphaprof.config.paths import COMPRESSED, FORMATS, data_format, is_remote
 from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
 from alphaprof.run.storage import NAME, storage_of
@@ -176,8 +186,11 @@ def require_model(options: ModelOptions, name: str) -> ModelFiles | None:
         raise ModelUnloadable(f"adapter of {name}: {options.adapter} lacks {' or '.join(ADAPTER_FILES)}", hint)
     kind = str(described(Path(options.adapter, ADAPTER)).get("peft_type"))
     if PROMPT_LEARNING.search(kind):
-        problem = f"adapter of {name}: {options.adapter} is of {kind.lower().replace('_', ' ')}, which cannot be merged into weights"
-        raise ModelUnloadable(problem, "give a LoRA adapter, or profile the model without it: its virtual tokens are no text")
+        kind = kind.lower().replace("_", " ")
+        problem = f"adapter of {name}: {options.adapter} is of {kind}, which cannot be merged into weights"
+        raise ModelUnloadable(
+            problem, "give a LoRA adapter, or profile the model without it: its virtual tokens are no text"
+        )
     if find_spec("peft") is None:
         raise ModelUnloadable(f"the adapter of {name} needs peft", install_line("peft"))
     return files
