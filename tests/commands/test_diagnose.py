@@ -33,6 +33,7 @@ from alphaprof.commands.diagnose import (
 from alphaprof.errors import AlphaprofError
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run, RunDraft
+from alphaprof.servers import pages
 from alphaprof.servers.pages import bucket_quantile
 from tests.commands.test_first_look import page
 from tests.commands.test_import import STRICT, as_requests, counted, end_wrong, failure, imported, invoke, response
@@ -220,6 +221,22 @@ def test_a_server_that_trims_rounds_is_compared_by_first_drafts(side: RunDraft, 
     answer = diagnose(side, [str(tmp_path / "page.txt")])
     assert (answer.outcome, of(answer, "found"), len(answer.depths)) == ("as_predicted", set(), 1)
     assert "2.50 tokens a round on average, the run 3: only first drafts are compared" in answer.reason
+
+
+def test_a_page_and_then_an_address_are_asked_as_an_address_alone(
+    side: RunDraft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What both counted is subtracted, and the server's template and weights are compared."""
+    good = shares_of(side, 3)
+    before, url = tmp_path / "before.txt", "http://127.0.0.1:1"
+    before.write_text(as_page(good, rounds=10))
+    monkeypatch.setattr(pages, "fetched", lambda *_: as_page([0.8 * share for share in good]).encode())
+    monkeypatch.setattr(module, "ask_server", lambda _side, _rule, place: ({"template": f"asked {place}"}, {}))
+    answer = diagnose(side, [str(before), url])
+    assert (answer.outcome, [cause.evidence for cause in answer.causes if cause.state == "found"]) == (
+        "differs",
+        [f"asked {url}"],
+    )
 
 
 def test_few_documents_are_named_as_what_is_too_few(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,15 @@ def test_the_verdict_follows_from_the_loss_and_the_speedup(old: Run, tmp_path: P
         assert found.documents_needed is None
         report = build_report(new).answer
         assert (report.verdict == "NO-GO") == (verdict == "TURN OFF")
-    assert change_of(old, cases["RETRAIN"], margin=1.0).verdict == "KEEP"
+    kept = change_of(old, cases["RETRAIN"], margin=1.0)
+    assert kept.verdict == "KEEP"
+    said = " ".join(answer_text(kept, "terminal").split())
+    shown = re.search(r"(\d+) documents cannot show that fewer than 1 document in (\d+) loses all of its drafts", said)
+    assert shown is not None
+    documents, one_in = map(int, shown.groups())
+    # A share of 1 in N that loses all stays unseen in 5% of samples of so many documents.
+    assert (documents, (1 - 1 / one_in) ** documents) == (kept.changes[0].clusters, pytest.approx(0.05, abs=0.01))
+    assert "cannot show that" not in answer_text(change_of(old, cases["RETRAIN"]), "terminal")
 
 
 def test_the_same_bounds_decide_in_ci(old: Run, tmp_path: Path) -> None:

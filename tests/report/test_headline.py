@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from alphaprof.commands.check import checked
+from alphaprof.commands.export.export import export
 from alphaprof.costs.timing import step_times
 from alphaprof.report.asked import Asked
 from alphaprof.report.judge import Judge
@@ -62,8 +64,8 @@ def test_nothing_contradicts_the_headline(seed: int, tmp_path: Path) -> None:
 
 
 def test_a_headline_stands_in_the_gate_and_at_the_fastest_end_of_its_row(tmp_path: Path) -> None:
-    """At a threshold that the lower bound just reaches, `check` passes, and so do draft and gamma by name. No other gamma
-    of the row is shown as faster.
+    """At a threshold that the lower bound just reaches, `check` passes, and so do draft and gamma by name, which `export`
+    writes too. No other gamma of the row is shown as faster.
     """
     for run, _ in zip(runs(tmp_path, 9), range(5), strict=False):
         low = asked(run).answer.speedup.low
@@ -74,6 +76,8 @@ def test_a_headline_stands_in_the_gate_and_at_the_fastest_end_of_its_row(tmp_pat
         overrides = [f"decision.min_speedup={low!r}"]
         assert checked(run.path, None, None, None, {}, None, 0.03, overrides).outcome == "pass"
         assert checked(run.path, draft, None, gamma, {}, None, 0.03, overrides).outcome == "pass"
+        served = export(f"{run.path}:{draft}", "vllm-config", None, None, None, None, overrides, None).text
+        assert json.loads(served)["num_speculative_tokens"] == gamma
         (row,) = [item.by_gamma for item in report.drafts if item.answer.draft == draft]
         assert max(row, key=lambda item: item.speedup.value).gamma == gamma
         for result in report.results:
