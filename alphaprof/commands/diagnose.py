@@ -500,7 +500,7 @@ def compared(run: Served, known: Served) -> Compared:
     losses, needed = [float(each[-1] / ours[-1]) if ours[-1] > 0 else math.inf for each in (far, own)], None
     if run.requests and ours[-1] > 0:
         enough = float(run.requests)
-        for more in (math.inf, 1.0):  # by the normal distribution, then by t with the freedom of so many documents
+        for more in (math.inf, 1.0):  # quantiles of the normal distribution, then of t for that many documents
             t = quantile(1 - ERROR / 2 / number, more * freedom[-1] * max(1.0, enough / run.requests))
             once = (t / ours[-1]) ** 2 * common[-1]
             mine, rest = once * effect[-1] / tests[-1], VISIBLE**2 - once * seen[-1] / trials[-1]

@@ -218,7 +218,7 @@ def set_threads(threads: int | str, alone: bool = True) -> None:
 
 @dataclass(frozen=True)
 class First:
-    """A profile in small: its first documents, in one shard, with at most so many new tokens."""
+    """A small copy of a profile: its first documents, in one shard, with `max_new_tokens` capped."""
 
     documents: int
     new_tokens: int

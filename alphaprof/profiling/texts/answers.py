@@ -57,7 +57,7 @@ def answer_text(tokenizer: PreTrainedTokenizerBase, chat: Chat, prompt: str) -> 
 
 
 def _kinds(template: str) -> list[Kind]:
-    """Return the kinds of thinking that a chat template knows. `<|end|>` also ends what is no thinking."""
+    """Return the kinds of thinking markup in a chat template. `<|end|>` also ends messages without thinking."""
     kinds = (kind for kind in TEMPLATED if kind.name == THINKING)
     return [kind for kind in kinds if kind.begin in template or ("think" in kind.end.lower() and kind.end in template)]
 

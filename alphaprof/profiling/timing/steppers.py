@@ -53,7 +53,7 @@ class TimedStep:
 
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
     """Return what some work takes: by the wall clock, on a GPU between two events on its own time line, and where one thread
-    computes on a CPU the seconds that it computed: what it waited for a core is no time of the step.
+    computes on a CPU, CPU seconds of that thread: time spent waiting for a core is left out.
     """
     if device.type != "cuda":
         clock = time.thread_time if one_thread() else time.perf_counter
