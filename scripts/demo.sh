@@ -49,7 +49,8 @@ echo "== profile, sampled text: 4 prompts of each kind (more than a minute)"
 profile profiles/demo-sampled.yaml runs/demo-sampled --limit 4
 
 for run in runs/demo-sampled runs/demo; do
-  .venv/bin/alphaprof report "$run" --out "$run/report.json" --out "$run/report.html"
+  .venv/bin/alphaprof report "$run" --format json > "$run/report.json" # --out writes into no run
+  .venv/bin/alphaprof report "$run" --format html > "$run/report.html"
 done
 echo "== reports: sampled text, the verdict; then greedy text (in the browser, with figures: report.html beside each run)"
 .venv/bin/alphaprof report runs/demo-sampled | sed -n 4,5p

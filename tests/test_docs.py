@@ -183,3 +183,8 @@ def test_the_changelog_names_the_version() -> None:
 
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_demo_asks_for_no_file_inside_its_runs() -> None:
+    """`--out` refuses one, so that the demo would end before its reports."""
+    assert re.findall(r'--out "?\$run/', (ROOT / "scripts" / "demo.sh").read_text()) == []
