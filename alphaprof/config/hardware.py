@@ -198,7 +198,7 @@ PRESETS = {
 }
 
 
-MEASURED = "make one of measured rounds (docs/preset.md)"
+MAKE_A_PRESET = "make one of measured rounds (docs/preset.md)"
 
 
 def preset_of(name: str) -> Preset:
@@ -217,7 +217,7 @@ def preset_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise OptionInvalid(f"{path} is no preset: {error}", MEASURED) from None
+        raise OptionInvalid(f"{path} is no preset: {error}", MAKE_A_PRESET) from None
     _made(text, str(path))
     return text
 
@@ -233,7 +233,7 @@ def _made(text: str, where: str) -> Preset:
         _check(found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise OptionInvalid(f"{where} is no preset: {reason}", MEASURED) from None
+        raise OptionInvalid(f"{where} is no preset: {reason}", MAKE_A_PRESET) from None
     return found
 
 

@@ -55,8 +55,8 @@ RUNNING = "the log of a vLLM server (engine V0)"  # whose lines count from the s
 IMPORT = "import it, and diagnose that run: alphaprof import FILE"
 AVERAGES = (
     "averages have no sums: start SGLang with --enable-metrics and give its address (alphaprof diagnose http://HOST:30000),"
+    " or import answers that were asked for with return_meta_info: true (docs/import.md)"
 )
-AVERAGES += " or import answers that were asked for with return_meta_info: true (docs/import.md)"
 NOT_READ = "take the counts where they come from: a metrics page, or logged answers (docs/import.md)"
 FORMATS = (
     Format(
