@@ -114,6 +114,10 @@ def check(
         str | None, Option(metavar="RUN[:DRAFT]", help="Earlier run: tokens per round must be kept, on the same prompts.")
     ] = None,
     margin: Margin = 0.03,
+    golden: Annotated[
+        str | None,
+        Option(metavar="FILE[#ENTRY]", help="Published acceptance lengths that the run should hold."),
+    ] = None,
     undecided: Undecided = "pass",
     form: CheckFormat = None,
     out: CheckFiles = None,
@@ -121,12 +125,12 @@ def check(
 ) -> None:
     """Check a run in CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.
 
-    Without a threshold or a baseline, check whether the draft named, or the run's own decision, is GO.
+    Without a threshold, a baseline or golden lengths, check whether the draft named, or the run's own decision, is GO.
     """
     from alphaprof.commands.check import Minimums, checked, require_passed
 
     least: Minimums = {"alpha": min_alpha, "acceptance_length": min_length, "speedup": min_speedup}
-    answer = checked(run, draft, rule, gamma, least, baseline, margin, overrides or ())
+    answer = checked(run, draft, rule, gamma, least, baseline, margin, overrides or (), golden)
     answer = dataclasses.replace(answer, undecided=undecided)
     show(answer, form, out)
     if answer.outcome == "undecided" and undecided == "pass":

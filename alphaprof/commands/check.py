@@ -28,6 +28,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
+from alphaprof.config.golden import golden_lengths
 from alphaprof.config.load import changed_question, known_rules
 from alphaprof.config.profile import ProfileOptions
 from alphaprof.costs.cost_model import TIMED
@@ -52,7 +53,9 @@ from alphaprof.report.pairing import (
     require_comparable,
     surely_one,
 )
+from alphaprof.report.rates import rates_at
 from alphaprof.report.result import contradiction
+from alphaprof.report.scope import scope_of
 from alphaprof.report.speeds import length_interval
 from alphaprof.report.stopping import settled
 from alphaprof.report.verdict import AUTO, Mask, Pair, not_defined
@@ -136,13 +139,14 @@ class Check:
     """The whole check. `paired`: documents with a partner in the baseline; `unpaired` in the run and in the baseline."""
 
     format: ClassVar[str] = "alphaprof-check"
-    version: ClassVar[str] = "2.1"
+    version: ClassVar[str] = "2.2"
 
     outcome: Outcome  # of all thresholds together
     reason: str
     run: str
     baseline: str | None = None  # the older run and its draft; None: judged by thresholds or a decision
     new_target: str | None = None  # the run's target if the baseline had another one
+    golden: str | None = None  # the file of published acceptance lengths that the run was held against
     draft: str | None  # None: none was chosen, or domains have others
     rule: str
     gamma: int | None  # None: none was chosen, domains have others, or no measure has one
@@ -165,6 +169,8 @@ class Check:
             if self.new_target is not None:
                 yield f"new target {self.new_target}: alphaprof compare says whether to keep, retrain or turn off the draft"
             yield f"{paired} paired by prompt; unpaired: {new} of the run, {old} of the baseline"
+        if self.golden is not None:
+            yield f"golden lengths {self.golden}"
         drafts, gammas = {item.draft for item in self.items} - {None}, {item.gamma for item in self.items} - {None}
         apart = len(drafts) > 1 or len(gammas) > 1
         gamma = f", gamma {self.gamma or 'by domain'}" if self.gamma is not None or gammas else ""
@@ -181,11 +187,17 @@ class Check:
                 for item in self.items
             )
             pair = ("draft", "gamma") if apart else ()
-            headings = ("domain", "measure", *pair, "docs", "at least", "value", "bounds", "outcome")
+            headings = ("domain", "measure", *pair, "docs", self._limit, "value", "bounds", "outcome")
             yield from ("", table_of_rows("thresholds", headings, rows, left=("measure", "draft", "outcome")))
         yield from (f"{short(item.domain)}: {item.note}" for item in self.items if item.note)
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
         yield from (Verdict("note", f": {message}; {note.remedy}") for message, note in once_a_code(self.notes))
+        if self.golden is not None:
+            yield Small(
+                f"bounds: two-sided, together at {fmt.level(self.confidence)} (Bonferroni); over rounds with a draft."
+            )
+            yield Small("pass: every golden length lies within the run's bounds; the file has no bounds of its own.")
+            return
         level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
         together = "over all thresholds" if self.baseline is None else "of the domains together"
         yield Small(f"bounds: one-sided, lower ones at {level}, upper ones at {level}, {together} (Holm).")
@@ -194,6 +206,11 @@ class Check:
             code = f"{0 if self.undecided == 'pass' else CheckUndecided.exit_code}"
             other = f"; --undecided fail makes it {CheckUndecided.exit_code}" if self.undecided == "pass" else ""
             yield Small(f"UNDECIDED ends with exit code {code}{other}.")
+
+    @property
+    def _limit(self) -> str:
+        """What a threshold is, as text."""
+        return "at least" if self.golden is None else "golden"
 
     def junit(self) -> str:
         """Return JUnit XML: a test case a threshold. What could not be judged is skipped; so is what is undecided, unless it
@@ -210,7 +227,7 @@ class Check:
             decides = item.outcome == self.outcome == "undecided" and (self.baseline is None or number == 0)
             notes = [f"bounds {item.bounds}"] if item.low is not None else []
             notes += [item.note] if item.note else []
-            text = f"{item.number(item.value)}, {', '.join(notes)}, at least {item.threshold:g}"
+            text = f"{item.number(item.value)}, {', '.join(notes)}, {self._limit} {item.threshold:g}"
             fails = decides and self.undecided == "fail"
             case(f"{item.draft}.{item.measure}", item.domain, "fail" if fails else item.outcome, text)
         for left in self.unjudged:
@@ -258,6 +275,7 @@ def checked(
     baseline: str | None,
     margin: float,
     overrides: Sequence[str] = (),
+    golden: str | None = None,
 ) -> Check:
     """Return the check that the options of `alphaprof check` ask for; `overrides`: what `--set` changes of the question.
     Raises `OptionInvalid`, `ProfileInvalid`, `NotComparable`, `RunUnreadable`.
@@ -273,9 +291,13 @@ def checked(
     if overrides:
         config = changed_question(run.manifest.config, list(overrides))
         profile = dataclasses.replace(run.manifest, config=config).profile
+    if len([each for each in (thresholds, baseline, golden) if each]) > 1:
+        problem = "thresholds, --baseline and --golden cannot be combined in one check"
+        raise OptionInvalid(problem, "run check once for each")
+    if golden is not None:
+        side = side_of(f"{folder}:{draft}" if draft else folder)
+        return check_golden(side.asked(config) if overrides else side, golden, rule, gamma)
     if baseline is not None:
-        if thresholds:
-            raise OptionInvalid("thresholds and --baseline cannot be combined in one check", "run check once for each")
         new = side_of(f"{folder}:{draft}" if draft else folder)
         old = side_of(f"{baseline}:{new.draft}" if path_and_draft(baseline)[1] is None else baseline)
         return check_baseline(new, old, rule, margin, gamma, profile)
@@ -491,6 +513,56 @@ def one_rule(asked: Asked) -> str:
         found = " and ".join(asked.decisive) or "no text is the target's own"
         raise OptionInvalid(f"the run's text has no single rule: {found}", "name one: --rule strict")
     return asked.decisive[0]
+
+
+def check_golden(side: RunDraft, reference: str, rule: str | None, gamma: int | None) -> Check:
+    """Say whether the intervals of a draft's acceptance lengths hold those that others published, see `golden_lengths`: of
+    domains that have the name of a mode or a category, and of the whole traffic. All intervals together miss a true length
+    with a probability of at most 1 - confidence (Bonferroni); the published ones have errors of their own, and no interval.
+    Raises `ProfileInvalid`, and `OptionInvalid` if nothing can be compared.
+    """
+    lengths, asked = golden_lengths(reference), Asked.of(side.run, side.run.manifest.profile)
+    domains, unjudged, wanted = Judge.of(asked).evidence.observed, dict[str, str](), list[tuple[str | None, int, float]]()
+    for each in lengths:
+        if (at := each.gamma or gamma) is None:
+            raise OptionInvalid(f"{reference} does not say how many tokens were drafted", "name it: --gamma N")
+        if each.domain is not None and each.domain not in domains:
+            unjudged[each.domain] = "the run has no such domain"
+        elif at not in side.gammas:
+            unjudged.setdefault(each.domain or WHOLE, f"the run has no rounds of gamma {at}")
+        elif gamma in (None, at):
+            wanted.append((each.domain, at, each.length))
+    if not wanted:
+        why = "; ".join(f"{short(visible(name))}: {reason}" for name, reason in unjudged.items())
+        hint = "name the run's domains as the file does, and profile with its numbers of speculative tokens"
+        raise OptionInvalid(f"nothing of {reference} can be compared: {why or f'it has no gamma {gamma}'}", hint)
+    confidence, items, rules = asked.question.confidence, list[Item](), dict[str, None]()
+    for domain, at, length in wanted:
+        scope = scope_of(side, "a check of golden lengths", rule, at, domain)
+        rates = rates_at(scope, at, 1 - (1 - confidence) / len(wanted))
+        ends = vars(rates.acceptance_length_all).values()
+        value, low, high = (min(1 + (end - 1) / rates.drafting, at + 1.0) for end in ends)
+        item = Item("acceptance_length", domain or WHOLE, side.draft, at, length, value, low, high, scope.documents, "pass")
+        if not low <= length <= high:
+            where = "below" if length > high else "above"
+            note = f"at gamma {at} the run is surely {where} the golden length {length:.2f}"
+            item = dataclasses.replace(item, outcome="fail", note=note)
+        items.append(item)
+        rules[scope.rules] = None
+    missed, gammas = [item for item in items if item.outcome == "fail"], {item.gamma for item in items}
+    return Check(
+        outcome="fail" if missed else "pass",
+        notes=_notes(asked, (), speedup=False),
+        reason=f"{len(items) - len(missed)} of {fmt.many(len(items), 'golden length')} lie within the run's bounds",
+        run=side.label,
+        golden=reference,
+        draft=side.draft,
+        rule=" and ".join(rules),
+        gamma=gammas.pop() if len(gammas) == 1 else None,
+        confidence=confidence,
+        items=tuple(items),
+        unjudged=tuple(Unjudged(*each) for each in unjudged.items()),
+    )
 
 
 def check_baseline(

@@ -58,6 +58,7 @@ BAD_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, 
 
 
 BOOL = "tag:yaml.org,2002:bool"
+STARTING = "start from a file in profiles/: it needs target, drafts and data"
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -136,8 +137,10 @@ def known_rules(specifications: list[str], option: str = "--rules") -> list[str]
         raise ProfileInvalid(f"{option}: {error}", "list them with alphaprof rules; for example: additive:0.2") from None
 
 
-def read_tree(path: Path) -> dict[str, Any]:
-    """Return a profile as plain data, of a run the one in its manifest. Raises `ProfileInvalid`."""
+def read_tree(path: Path, what: str = "profile", start: str = STARTING) -> dict[str, Any]:
+    """Return a profile, or another YAML file as its user calls it, as plain data; of a run the profile in its manifest.
+    Raises `ProfileInvalid`, whose hint is `start` if the file is no mapping.
+    """
     name, manifest = cut(str(path)), path / "manifest.json"
     of_run = manifest.is_file()
     try:
@@ -145,10 +148,10 @@ def read_tree(path: Path) -> dict[str, Any]:
             text = file.read(LONGEST + 1)
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ProfileInvalid(f"cannot read the profile {name}: {reason}", "give the path of a YAML profile file") from None
+        raise ProfileInvalid(f"cannot read the {what} {name}: {reason}", f"give the path of a YAML {what}") from None
     if len(text) > LONGEST:  # a device never ends
-        problem = f"{name} is not a profile: it is longer than {LONGEST:,} characters"
-        raise ProfileInvalid(problem, "give the path of a YAML profile file")
+        problem = f"{name} is not a {what}: it is longer than {LONGEST:,} characters"
+        raise ProfileInvalid(problem, f"give the path of a YAML {what}")
     try:
         tree = json.loads(text)["config"] if of_run else UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:
@@ -159,8 +162,7 @@ def read_tree(path: Path) -> dict[str, Any]:
         hint = "correct the YAML there; quote text that contains ': ' or '{'"
         raise ProfileInvalid(f"{name}{where}: {problem}", hint) from None
     if not isinstance(tree, dict):
-        hint = "start from a file in profiles/: it needs target, drafts and data"
-        raise ProfileInvalid(f"{name} is not a profile", hint)
+        raise ProfileInvalid(f"{name} is not a {what}", start)
     return tree
 
 

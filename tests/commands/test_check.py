@@ -267,7 +267,7 @@ def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run
         (["--min-alpha", "0.5", "--min-alpha", "0.6"], "or is a duplicate", 2),
         (["--gamma", "7", "--min-acceptance-length", "2"], "unknown gamma in {run}: 7", 2),
         (["--rule", "additive:0.1", "--min-alpha", "0.5"], "has no rounds", 2),
-        (["--min-alpha", "0.5", "--baseline", "{run}:poor"], "thresholds and --baseline cannot be combined", 2),
+        (["--min-alpha", "0.5", "--baseline", "{run}:poor"], "thresholds, --baseline and --golden cannot be combined", 2),
     ],
 )
 def test_what_cannot_be_checked_is_refused(run: Run, arguments: list[str], problem: str, code: int) -> None:

@@ -19,13 +19,14 @@ import yaml
 
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.engines import WRITERS, Schedule, export, trtllm_schedule
-from alphaprof.commands.export.formats import ABOUT, LENGTHS, RATES, TEXTS
-from alphaprof.commands.export.rates import GammaRates, by_depth, export_lengths, export_rates, rates_at
+from alphaprof.commands.export.formats import ABOUT, LENGTHS, PROFILE, RATES, TEXTS
+from alphaprof.commands.export.rates import export_lengths, export_profile, export_rates
 from alphaprof.config.engines import FORMATS
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import build_report
+from alphaprof.report.rates import GammaRates, by_depth, rates_at
 from alphaprof.report.result import counted
 from alphaprof.report.scope import scope_of
 from alphaprof.run.manifest import Trial
@@ -53,7 +54,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Greedy, sampled and foreign text; the last has no share of the traffic."""
     domains = {"code": Domain(), "story": STORY, "wiki": Domain(on_policy=False, continuation="text")}
     decision = {"weights": {"code": 0.6, "story": 0.4, "wiki": 0.0}}
-    recipe = Recipe(domains=domains, rules=("strict", "one_hot", "lossless"), decision=decision)
+    recipe = Recipe(domains=domains, rules=("strict", "one_hot", "lossless", "block"), decision=decision)
     return write_run(tmp_path_factory.mktemp("mixed") / "run", recipe)
 
 
@@ -131,7 +132,7 @@ def length_of(found: dict[str, Any], reader: str) -> float:
 
 def test_every_format_has_a_choice_on_the_command_line() -> None:
     assert set(WRITERS) == set(FORMATS)
-    assert [choice.value for choice in ExportFormat] == list(ABOUT) == [*WRITERS, RATES, LENGTHS, TEXTS]
+    assert [choice.value for choice in ExportFormat] == list(ABOUT) == [*WRITERS, RATES, LENGTHS, PROFILE, TEXTS]
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -448,7 +449,29 @@ def test_golden_lengths_are_those_of_the_rates_by_domain(run: Run) -> None:
     assert "# over all rounds: " in lookup.text
 
 
+def test_a_speculation_profile_has_the_identities_of_its_schema(run: Run, mixed: Run) -> None:
+    """ModelOpt's own checks: the mean is 1 + the marginals, these never rise, conditionals multiply to them; by block
+    verification no vector describes the rounds.
+    """
+    read = json.loads(export_profile(RunDraft(run, "small")).text)
+    marginal, by_gamma = np.array(read["marginal_accept_rates"]), read["accept_length_by_k"]
+    assert read["mean_accept_length"] == by_gamma["5"] == pytest.approx(1 + marginal.sum(), abs=CLOSE)
+    assert np.cumprod(read["conditional_accept_rates"]) == pytest.approx(marginal, abs=CLOSE)
+    assert len(marginal) == read["num_speculative_tokens"] == 5
+    assert (np.diff(marginal) <= 0).all()
+    assert list(by_gamma) == ["1", "2", "3", "5"]
+    low, high = read["accept_length_by_k_intervals"]["2"]
+    assert low < by_gamma["2"] < high
+    assert set(read["per_category"]) == {"code", "chat"}
+    assert read["per_category"]["code"]["mean_accept_length"] > read["per_category"]["chat"]["mean_accept_length"]
+    assert (read["accept_length_model"], read["verification_method"]) == ("chain_analytic", "longest_prefix")
+    assert json.loads(export_profile(RunDraft(run, "lookup"), gamma=2).text)["accept_length_model"] == "measured_per_k"
+    jointly = json.loads(export_profile(RunDraft(mixed, "small"), rule="block", domain="story").text)
+    assert jointly["marginal_accept_rates"] is jointly["conditional_accept_rates"] is None
+    assert (jointly["verification_method"], jointly["mean_accept_length"] > 1) == ("block", True)
+
+
 def test_the_page_names_every_format_and_every_rate() -> None:
     page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text()
     named = [field.name for field in dataclasses.fields(GammaRates)]
-    assert [name for name in [*WRITERS, RATES, LENGTHS, TEXTS, *named] if f"`{name}`" not in page] == []
+    assert [name for name in [*WRITERS, RATES, LENGTHS, PROFILE, TEXTS, *named] if f"`{name}`" not in page] == []

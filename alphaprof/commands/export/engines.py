@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from alphaprof.commands.export.formats import ADAPTIVE, RATES, Artefact
-from alphaprof.commands.export.rates import rates_at
 from alphaprof.config.engines import LLAMACPP, SGLANG, V1, V2, VLLM, Engine, Method, engine_of, vllm_speculation
 from alphaprof.costs.rounds import UNTIMED, free_draft
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import interval
+from alphaprof.report.rates import rates_at
 from alphaprof.report.schedule import GammaByLoad, Schedule
 from alphaprof.report.scope import Scope, scope_of
 from alphaprof.report.serving import why_not_served

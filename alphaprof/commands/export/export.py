@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaprof.commands.export import engines
-from alphaprof.commands.export.formats import LENGTHS, RATES, TEXTS, Artefact
-from alphaprof.commands.export.rates import export_lengths, export_rates
+from alphaprof.commands.export.formats import LENGTHS, PROFILE, RATES, TEXTS, Artefact
+from alphaprof.commands.export.rates import export_lengths, export_profile, export_rates
 from alphaprof.commands.export.texts import export_texts
 from alphaprof.config.engines import engine_of
 from alphaprof.config.load import changed_question, known_rules
@@ -35,7 +35,7 @@ def export(
     chosen, side = known_rules([rule], "--rule")[0] if rule else None, side_of(run)
     if overrides:
         side = side.asked(changed_question(side.run.manifest.config, list(overrides)))
-    if to in (RATES, LENGTHS):
-        acceptance = export_rates if to == RATES else export_lengths
-        return acceptance(side, rule=chosen, gamma=gamma, domain=domain)
+    acceptance = {RATES: export_rates, LENGTHS: export_lengths, PROFILE: export_profile}
+    if to in acceptance:
+        return acceptance[to](side, rule=chosen, gamma=gamma, domain=domain)
     return engines.export(side, to, rule=chosen, gamma=gamma, domain=domain, version=version)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from alphaprof.config.engines import FORMATS
 
 RATES, LENGTHS, TEXTS, ADAPTIVE = "rates", "inferencex", "texts", "sglang-adaptive"
+PROFILE = "speculation-profile"
 ABOUT = {name: f"start options of {engines[0].name}" for name, engines in FORMATS.items()} | {
     ADAPTIVE: "SGLang's file of gamma by concurrency",
     RATES: "acceptance by depth and gamma, as JSON for simulators and synthetic acceptance",
     LENGTHS: "acceptance length by domain and gamma, as YAML of InferenceX's golden curves",
+    PROFILE: "ModelOpt's speculation_profile.json, which travels with a draft's checkpoint",
     TEXTS: "a folder of token ids for head trainers (speculators, SpecForge), split as in alphaprof train",
 }
 

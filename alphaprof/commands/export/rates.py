@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
-from alphaprof.commands.export.formats import LENGTHS, RATES, Artefact
-from alphaprof.costs.rounds import free_draft
-from alphaprof.costs.speedup import speedup
-from alphaprof.errors import OptionInvalid
+from alphaprof.commands.export.formats import LENGTHS, PROFILE, RATES, Artefact
 from alphaprof.render.format import short, visible
 from alphaprof.render.json import render_json
-from alphaprof.report.result import counted
-from alphaprof.report.scope import Scope, scope_of
-from alphaprof.report.speeds import length_interval, tokens_interval
+from alphaprof.report.rates import GammaRates, rates_at
+from alphaprof.report.scope import scope_of
+from alphaprof.rules import parse_rule
 from alphaprof.run.reader import RunDraft
-from alphaprof.stats.estimate import Array, Interval
 
-DIGITS = 6  # of rates and lengths
 MODES = ("thinking_on", "thinking_off")  # of InferenceX's curves
-
-
-@dataclass(frozen=True)
-class GammaRates:
-    """Acceptance at one gamma (K): rates are lists by depth, of 1, ..., gamma drafts."""
-
-    gamma: int  # drafted tokens per round at most: num_speculative_tokens
-    tokens_per_round: Interval  # as a report has it: what the last round of a text accepts beyond its end is not emitted
-    acceptance_length_all: Interval  # 1 + accepted drafts / rounds, over all rounds; the target's own token counts
-    acceptance_length: float  # the same over rounds with a proposal, as vLLM's metrics count it
-    marginal_all: tuple[float, ...]  # share of all rounds whose first d drafts were all accepted
-    conditional_all: tuple[float, ...]  # share of those that accepted d - 1 drafts; products are `marginal_all`
-    marginal_full: tuple[float, ...]  # products of `conditional`
-    conditional: tuple[float, ...]  # share of the d-th drafts that were tested; a missing draft does not count
-    drafted: float  # drafted tokens per round, over all rounds
-    drafting: float  # share of rounds with a proposal
 
 
 @dataclass(frozen=True)
@@ -118,42 +96,54 @@ def export_lengths(
     return Artefact("\n".join(lines) + "\n", (whole.about,), tuple(warnings))
 
 
-def rates_at(scope: Scope, gamma: int) -> GammaRates:
-    """Return the rates at one gamma: counts of all domains are added up, and divided last. Raises `OptionInvalid` without a
-    proposal.
+def export_profile(
+    side: RunDraft, *, rule: str | None = None, gamma: int | None = None, domain: str | None = None
+) -> Artefact:
+    """Return the acceptance of one draft as ModelOpt's speculation_profile.json, which travels with a draft's checkpoint:
+    schema 1.0 of its benchmark, from which Dynamo's simulator takes `conditional_accept_rates` and vLLM's synthetic
+    acceptance `marginal_accept_rates`. Its other producer, ar_validate, leaves out `method` and all lengths but one. Means
+    and rates are over all rounds; intervals, which the schema lacks, stand in fields of their own. `gamma`: that of the
+    vectors, else the largest of the run. Raises what `export_rates` raises.
     """
-    rounds, drafted, tested, accepted = 0.0, np.zeros(gamma), np.zeros(gamma), np.zeros(gamma)
-    for scale, pool in zip(scope.scales.values(), scope.pools.values(), strict=True):
-        every, started, reached, passed = counted(pool, gamma, speedup([pool.counts(gamma)], [1.0], free_draft(gamma)))
-        rounds, drafted = rounds + scale * every, drafted + scale * started
-        tested, accepted = tested + scale * reached, accepted + scale * passed
-    if not drafted[0]:
-        problem = f"draft {scope.side.draft} proposes nothing in {scope.label}"
-        raise OptionInvalid(problem, "export another draft or domain of this run")
-    nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
-    length = 1 + float(nested.sum()) / rounds
-    free = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], free_draft(gamma))
-    emitted = tokens_interval(free, gamma, scope.question.confidence) or Interval(length, 1.0, gamma + 1.0)
-    return GammaRates(
-        gamma=gamma,
-        tokens_per_round=Interval(*(round(end, DIGITS) for end in vars(emitted).values())),
-        acceptance_length_all=Interval(
-            *(round(end, DIGITS) for end in vars(length_interval(length, emitted, gamma)).values())
-        ),
-        acceptance_length=round(1 + float(nested.sum() / drafted[0]), DIGITS),
-        drafted=round(float(drafted.sum()) / rounds, DIGITS),
-        drafting=round(float(drafted[0]) / rounds, DIGITS),
-        **by_depth(rounds, tested, nested),
-    )
+    whole = scope_of(side, PROFILE, rule, gamma, domain)
+    manifest, blocks = side.run.manifest, any(parse_rule(each).rule.blocks for each in whole.rules.split(" and "))
+    facts, names = manifest.drafts[side.draft], (manifest.drafts[side.draft].own_model, manifest.target.reference)
+    draft, target = ("/".join(Path(name).parts[-2:]) if name else None for name in names)  # no folders of this machine
+    by_gamma = {each: rates_at(whole, each) for each in (side.gammas if gamma is None else [gamma])}
+    most = max(by_gamma)
+    chosen = by_gamma[most]
+    parts = {name: rates_at(scope_of(side, PROFILE, rule, most, name), most) for name in whole.pools}
+    chain = facts.has_steps and not facts.in_one_step and "block" not in facts.settings
 
+    def ends(rates: GammaRates) -> list[float]:
+        return [rates.acceptance_length_all.low, rates.acceptance_length_all.high]
 
-def by_depth(rounds: float, tested: Array, accepted: Array) -> dict[str, tuple[float, ...]]:
-    """Return the lists of `GammaRates` from rounds, and [gamma] those whose d-th draft was tested (there was one, all before
-    it were accepted, and the text had not ended) and those that accepted at least d drafts.
-    """
-    marginal, before = accepted / rounds, np.concatenate([[rounds], accepted[:-1]])
-    given = np.divide(accepted, before, out=np.zeros(len(accepted)), where=before > 0)
-    conditional = np.minimum(1.0, np.divide(accepted, tested, out=np.zeros(len(accepted)), where=tested > 0))
-    lists = {"marginal_all": marginal, "conditional_all": given, "marginal_full": conditional.cumprod()}
-    lists |= {"conditional": conditional}
-    return {name: tuple(np.round(values, DIGITS).tolist()) for name, values in lists.items()}
+    profile = {
+        "schema_version": "1.0",
+        "measured": True,
+        "producer": "alphaprof",
+        "method": facts.kind,
+        "draft_checkpoint": {"name": draft},
+        "target_model": {"name": target},
+        "num_speculative_tokens": most,
+        "block_size": facts.settings.get("block"),
+        "max_supported_k": most,
+        "verification_method": "block" if blocks else "longest_prefix",
+        "conditional_accept_rates": None if blocks else chosen.conditional_all,
+        "marginal_accept_rates": None if blocks else chosen.marginal_all,
+        "mean_accept_length": chosen.acceptance_length_all.value,
+        "mean_accept_length_interval": ends(chosen),
+        "accept_length_model": "chain_analytic" if chain else "measured_per_k",
+        "accept_length_by_k": {str(each): rates.acceptance_length_all.value for each, rates in by_gamma.items()},
+        "accept_length_by_k_intervals": {str(each): ends(rates) for each, rates in by_gamma.items()},
+        "per_category": {
+            name: {"mean_accept_length": rates.acceptance_length_all.value, "mean_accept_length_interval": ends(rates)}
+            for name, rates in parts.items()
+        },
+        "measurement_conditions": {
+            "rule": whole.rules,
+            "documents": whole.documents,
+            "confidence": whole.question.confidence,
+        },
+    }
+    return Artefact(json.dumps(profile, indent=2) + "\n", (whole.about,), whole.incomplete)
