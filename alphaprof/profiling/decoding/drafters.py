@@ -317,13 +317,13 @@ class HeadDrafter:
         fed = torch.tensor([ids[self._read + 1 : self._read + 1 + features.shape[1]]], device=self._network.device)
         self._read += features.shape[1]
         state, every = self._cache.extend(fed, features), self._network.at_once(self._cache)
-        drafted = None if every is None else self._network.logits(every[0, :count], 1)
+        made = None if every is None else self._network.row_logits(every[0, :count])
         tokens: list[torch.Tensor] = []
         laws: list[torch.Tensor] = []
         for depth in range(1, count + 1):
-            if depth > 1 and drafted is None:
+            if depth > 1:
                 state = self._cache.deepen(tokens[-1], state, depth)
-            rows = self._network.logits(state, depth) if drafted is None else drafted[depth - 1 : depth]
+            rows = self._network.logits(state, depth) if made is None else self._network.after(made[depth - 1 : depth], state)
             rows = rows[:, : self._width if self._ids is None else len(self._ids)]
             tokens.append(self._chosen(rows, len(ids) - self._prompt + depth - 1, laws))
         return Proposal(torch.cat(tokens).to(self._device), torch.cat(laws).to(self._device) if laws else None)

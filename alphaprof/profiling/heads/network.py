@@ -44,7 +44,7 @@ class HeadCache(Protocol):
 
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
         """Return the state [batch, hidden] at `depth`, 2 or more, from the token drafted before it [batch] and the state at
-        the depth before it. Called for each depth in turn.
+        the depth before it. Called for each depth in turn, left to right, even where one pass has computed all rows.
         """
 
 
@@ -83,18 +83,29 @@ class HeadNetwork(nn.Module, ABC):
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
         """Yield for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the rounds after the tokens from
         `first` on, in texts of right-padded `ids` [batch, length] with `features` [batch, length, features]. Where token +
-        depth lies beyond the text they mean nothing, and are finite.
+        depth lies beyond the text they mean nothing, and are finite. What a draft reads of the tokens before it in its
+        round, beside its depth's row, is part of its state: here these are the text's.
         """
 
     @abstractmethod
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
-        """Return logits [n, logits] of states [n, hidden] at a depth."""
+        """Return logits [n, logits] of states [n, hidden] at a depth, which hold all that a draft depends on."""
 
     def at_once(self, cache: Any) -> torch.Tensor | None:
-        """Return the states [batch, depths, hidden] of all depths of a round that `cache.extend` has begun, if one pass
-        computes them; their logits are those of depth 1. None: each depth is a step of its own.
+        """Return the rows [batch, depths, hidden] of a round that `cache.extend` has begun, if one pass computes them for all
+        depths. None: each depth is a step of its own.
         """
         return None if self.masks is None else cache.drafted
+
+    def row_logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, logits] of rows [n, hidden] of `at_once`, as far as no token of the round decides."""
+        return self.logits(rows, 1)
+
+    def after(self, logits: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return what the logits [n, logits] of rows become by the tokens before them, which their states [n, hidden] hold:
+        nothing else, unless a head reads these.
+        """
+        return logits
 
     @abstractmethod
     def shape(self) -> ModelShape | None:
@@ -178,6 +189,8 @@ class RoundCache:
     @torch.inference_mode()
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:
         """See `HeadCache`."""
+        if self._head.masks is not None:
+            return self.drafted[:, depth - 1]
         return self._step(token[:, None], state[:, None], self.length + depth - 2)[:, 0]
 
     def _step(self, tokens: torch.Tensor, hidden_states: torch.Tensor, start: int) -> torch.Tensor:

@@ -208,13 +208,16 @@ class HeadStepper:
 
     def later(self) -> float:
         """Return seconds of the second step of a round, whose first ran over one token; of one pass, of the choice of a
-        token.
+        token after that one.
         """
         cache = self.cache()
         state, token = self.extended(cache, 1)
-        if self.network.at_once(cache) is not None:
-            logits = self.network.logits(state, 1)
-            return seconds(self.network.device, lambda: self._ids(logits))
+        if (rows := self.network.at_once(cache)) is not None:
+            depth = min(2, rows.shape[1])
+            logits = self.network.row_logits(rows[:, depth - 1])
+            return seconds(
+                self.network.device, lambda: self._ids(self.network.after(logits, cache.deepen(token, state, depth)))
+            )
         return seconds(self.network.device, lambda: self._drafted(cache.deepen(token, state, 2), 2))
 
     def cache(self) -> HeadCache:
@@ -226,9 +229,9 @@ class HeadStepper:
         of all depths.
         """
         state = cache.extend(self._tokens[:, self.context : self.context + tokens], self._features[:, :tokens])
-        if (states := self.network.at_once(cache)) is not None:
-            logits = self.network.logits(states.flatten(0, 1), 1)
-            return state, self._ids(logits.view(*states.shape[:2], -1)[:, 0])
+        if (rows := self.network.at_once(cache)) is not None:
+            logits = self.network.row_logits(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
+            return state, self._ids(self.network.after(logits[:, 0], state))
         return state, self._drafted(state, 1)
 
     def _drafted(self, state: torch.Tensor, depth: int) -> torch.Tensor:
