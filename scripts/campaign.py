@@ -58,9 +58,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import alphaprof
 from alphaprof.cli import app
 from alphaprof.errors import AlphaprofError
-from alphaprof.profiling.engine import server
 from alphaprof.run.manifest import digest_of
 from alphaprof.run.reader import Run
+from alphaprof.servers import client
 from tests.synthetic import Domain, Recipe, write_anew, write_run
 
 ROOT = Path(__file__).parent.parent
@@ -760,7 +760,7 @@ def servers(folder: Path) -> Iterator[Case]:
                                 connection.sendall(piece)
 
             threading.Thread(target=serve, daemon=True).start()
-            with patch.object(server.fetched, "__defaults__", (None, 1.0)):
+            with patch.object(client.fetched, "__defaults__", (None, 1.0)):
                 outcome = command("diagnose", f"http://127.0.0.1:{port}", "--format", "json")
             with contextlib.suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)

@@ -37,13 +37,14 @@ HOMES = {
     "llvmlite": ("stats/*",),
     "triton": ("profiling/scoring/*",),
     "packaging": ("version.py",),
-    "prometheus_client": ["servers/pages.py"],
+    "prometheus_client": ("servers/pages.py",),
+    "urllib3": ("servers/client.py",),
     "ray": ("profiling/on_ray.py",),
 }
 # Imports point one way: a room may use those before it, but for those that it lives APART from.
 ORDER = (
     *("version", "errors", "stats", "rules", "config", "run", "totals", "costs", "theory", "render", "report"),
-    *("profiling", "servers", "commands", "api", "cli", "__main__"),
+    *("servers", "profiling", "commands", "api", "cli", "__main__"),
 )
 APART = {"render": {"config"}, "profiling": {"report", "render"}}
 

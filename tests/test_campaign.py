@@ -31,6 +31,7 @@ def test_a_hostile_case_ends_in_the_same_answer_or_in_two_lines(name: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.models
+@pytest.mark.loopback
 def test_nothing_secret_is_kept_or_printed() -> None:
     require_target("secrets")
 

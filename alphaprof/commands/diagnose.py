@@ -29,7 +29,7 @@ from alphaprof.errors import (
     cut,
     shown,
 )
-from alphaprof.profiling.engine.server import answer_of, arguments_of
+from alphaprof.profiling.engine.server import arguments_of
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, render
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, OfOneText, Small, Verdict, table_of_rows, text_name
@@ -38,6 +38,7 @@ from alphaprof.report.scope import scope_of
 from alphaprof.report.speeds import length_interval, speedup_interval, tokens_interval
 from alphaprof.run.manifest import CHAIN, PROMPTS_KNOWN_BY
 from alphaprof.run.reader import Run, RunDraft, side_of
+from alphaprof.servers.client import answer_of
 from alphaprof.servers.files import ADDRESS, Page
 from alphaprof.servers.pages import GAP, counted, read_pages, rounds_of, times_of
 from alphaprof.stats.estimate import Array, Interval, by_cluster, influences, nearest_mixture, present, small_sample

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from alphaprof.errors import ColumnMissing, DataUnreadable, OptionInvalid, cut, shown
-from alphaprof.profiling.engine.server import LARGEST, fetched
+from alphaprof.servers.client import LARGEST, fetched
 from alphaprof.servers.files import ADDRESS, GAUGES, GZIP, Key, Labels, Page, as_utf8, page_of_api, sums_in
 
 SAVE = "curl -s SERVER/metrics"

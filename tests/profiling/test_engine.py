@@ -29,7 +29,7 @@ from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, Profil
 from alphaprof.profiling.checks import check_costs
 from alphaprof.profiling.engine import vllm_worker
 from alphaprof.profiling.engine.client import VllmEngine, engine_environment, vllm_version
-from alphaprof.profiling.engine.server import KEY, VllmServer, arguments_of, fetched
+from alphaprof.profiling.engine.server import VllmServer, arguments_of
 from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineSteps, speculation, steps_of_rounds, time_engines
 from alphaprof.profiling.engine.texts import checked_ids
 from alphaprof.profiling.engine.vllm_worker import Forced, SteppedEngine
@@ -38,6 +38,7 @@ from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.latency import BudgetSpent, Timed
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.reader import Run, RunDraft
+from alphaprof.servers.client import KEY, fetched
 from tests.commands.test_import import failure, invoke
 from tests.engine import OPTIONS, ROOT, fake_python, written_profile
 from tests.loops import each

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
-import os
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from alphaprof.errors import TEXT, EngineFailed, cut, shown
+from alphaprof.errors import EngineFailed, cut, shown
+from alphaprof.servers.client import answer_of, root_of
 
 if TYPE_CHECKING:
     from alphaprof.config.options import VllmOptions
 
-KEY = "VLLM_API_KEY"  # the environment variable that `vllm serve` reads as well
-LARGEST = 64 << 20  # bytes of an answer, as it is sent and without compression
-WRITTEN_S, ANSWER_S = 3600, 30  # seconds after which a request for a text, and any other one, has failed
+WRITTEN_S = 3600  # seconds after which a request for a text has failed
 Prompt = Mapping[str, Any]  # ids, max_tokens, and settings of vLLM's SamplingParams
 # Options of a server that hold secrets, with their values: the arguments of a process that is given them are public.
 SECRETS = re.compile(r"(?:^|(?<=\0))--(?:api|hf)[-_](?:key|token)(?:[=\0](?!--)[^\0]*)*(?:\0|$)")
@@ -34,7 +27,7 @@ class VllmServer:
     """A vLLM server on an address. The key of `VLLM_API_KEY`, if there is one, goes with every request."""
 
     def __init__(self, options: VllmOptions, url: str) -> None:
-        self.url = _root(url)
+        self.url = root_of(url)
         listed = answer_of(self.url, "/v1/models").get("data")
         served = [str(each.get("id")) for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
         self.model = options.model or (served[0] if len(served) == 1 else "")
@@ -71,58 +64,6 @@ class VllmServer:
 def server_version(url: str) -> str:
     """Return the version of vLLM on a server. Raises `EngineFailed`."""
     return str(answer_of(url, "/version").get("version", "unknown"))
-
-
-def _root(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
-
-
-def answer_of(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> dict[str, Any]:
-    """Return what a server answers to a path, and to JSON `content` if there is any. Raises `EngineFailed`."""
-    try:
-        answer = json.loads(fetched(url, path, content, seconds))
-    except ValueError as error:
-        problem = f"{url} answers {path} with invalid JSON: {error}"
-        raise EngineFailed(problem, "give the address of a vLLM server") from None
-    return answer if isinstance(answer, dict) else {}
-
-
-def fetched(url: str, path: str, content: Mapping[str, Any] | None = None, seconds: float = ANSWER_S) -> bytes:
-    """Return what a server answers to a path, and to JSON `content` if there is any, as bytes. Raises `EngineFailed`."""
-    body = None if content is None else json.dumps(content).encode()
-    end = time.monotonic() + seconds
-    try:
-        request = urllib.request.Request(_root(url) + path, body, {"Content-Type": "application/json"})  # noqa: S310
-        if key := os.environ.get(KEY):
-            request.add_unredirected_header("Authorization", f"Bearer {key}")
-        with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310 - options admit http alone
-            return _received(answer, LARGEST, end)
-    except urllib.error.HTTPError as error:
-        with error:
-            said = ""
-            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # the number says enough
-                said = cut(error.read1(TEXT).decode(errors="replace"))
-        hint = f"set {KEY} to the server's key" if error.code in (401, 403) else "see the server's log"
-        if path == "/metrics" and error.code in (404, 501):
-            hint = "start SGLang with --enable-metrics, llama.cpp with --metrics"
-        raise EngineFailed(f"{url} answers {path} with {error.code}: {said}", hint) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise EngineFailed(f"{url} does not answer: {reason}", "start the server, or correct the address") from None
-
-
-def _received(answer: Any, most: int, end: float) -> bytes:
-    """Return the bytes of an answer. Raises `ValueError` for more than `most`, and for one that takes until `end`."""
-    received = bytearray()
-    while piece := answer.read1(most + 1):
-        received += piece
-        if len(received) > most:
-            raise ValueError(f"its answer is longer than {most:,} bytes")
-        if time.monotonic() > end:
-            raise ValueError("its answer has no end")
-    if getattr(answer, "length", None):
-        raise ValueError(f"its answer ended {answer.length} bytes too early")
-    return bytes(received)
 
 
 def command_of(url: str) -> tuple[list[str], dict[str, str]]:
