@@ -44,6 +44,11 @@ TABLES = (
         schema.totals_columns([4]),
     ),
     ("Step times: `latency.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),
+    (
+        "Rounds of vLLM's engines: `engines.parquet`",
+        "One row per engine and kind of step, of which step times are made.",
+        schema.ENGINE_COLUMNS,
+    ),
 )
 
 

@@ -29,7 +29,8 @@ def main() -> None:
             sys.exit(words)
         do = command.pop("do")
         command.pop("seed", None)
-        key = json.dumps([speculation.get("method"), speculation.get("num_speculative_tokens"), do, command], sort_keys=True)
+        gamma = 1 if do == "prefill" and speculation else speculation.get("num_speculative_tokens")
+        key = json.dumps([speculation.get("method"), gamma, do, command], sort_keys=True)
         answers = recorded["answers"][key]
         answer = answers[turns[key] % len(answers)]
         turns[key] += 1

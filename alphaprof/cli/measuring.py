@@ -84,6 +84,9 @@ def profile(
     take_over: Annotated[
         bool, how("--take-over", help="Go on although another process seems to write this run (object stores).")
     ] = False,
+    retime: Annotated[
+        bool, how("--retime", help="Time the steps of a complete run again, and nothing else; costs may have changed.")
+    ] = False,
     form: Annotated[Literal["terminal", "json", "md", "html"] | None, formats(about="With --dry-run")] = None,
     overrides: ProfileChanges = None,
 ) -> None:
@@ -93,9 +96,9 @@ def profile(
     from alphaprof.config.part import WHOLE, part_of
     from alphaprof.profiling.checks import check_early
 
-    profiling.require_together(options.execution.workers, out, dry_run, form, resume, reuse, part)
+    profiling.require_together(options.execution.workers, out, dry_run, form, resume, reuse, part, retime)
     share = part_of(part) if part else WHOLE
-    check_early(options, out, resume, reuse, share)
+    check_early(options, out, resume or retime, reuse, share)
     if out is None or dry_run:
         with working(None) as progress:
             from alphaprof.commands.dry_run import dry_run as looked
@@ -105,7 +108,7 @@ def profile(
         answer.require_runnable()
         return
     with working(out) as progress:
-        done = profiling.profile(options, out, progress, resume, reuse, share, texts_only, take_over)
+        done = profiling.profile(options, out, progress, resume, reuse, share, texts_only, take_over, retime)
     print(done)
 
 

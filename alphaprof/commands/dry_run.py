@@ -235,10 +235,11 @@ def _need_checks(plan: Plan, needs: Needs | None, out: str | None) -> Iterator[F
     """Yield the checks of what the run takes."""
     costs, timed = plan.options.costs, plan.run.latency() is not None
     if costs.source == "vllm":
-        words = f"vLLM is there, and has a method for each draft; timing its steps takes up to {costs.budget:g} s"
+        takes = "what its first rounds say" if costs.budget is None else f"up to {costs.budget:g} s"
+        words = f"vLLM is there, and has a method for each draft; timing its steps takes {takes}"
         yield Finding.of("costs", "run", f"{words}, and the starts of its engines")
     if timed and isinstance(costs, MeasuredCosts):
-        yield Finding.of("costs", "run", f"steps can be timed; in a run this takes up to {costs.budget:g} s (costs.budget)")
+        yield Finding.of("costs", "run", f"steps can be timed; in a run this takes up to {costs.seconds:g} s (costs.budget)")
     if needs is None:
         unknown = "the number of documents is not known before all are read"
         yield Finding.of("time", "run", unknown, "give the source a limit, or use --limit")

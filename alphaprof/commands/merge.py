@@ -8,7 +8,7 @@ from pathlib import Path
 
 from alphaprof.errors import RunMismatch
 from alphaprof.run.journal import STEPS, Journal
-from alphaprof.run.manifest import LATENCY, Manifest, differences, differing
+from alphaprof.run.manifest import ENGINES, LATENCY, Manifest, differences, differing
 from alphaprof.run.reader import TIMED_AGAIN, Run
 from alphaprof.run.writer import FREE, RunWriter
 from alphaprof.totals.files import write_totals
@@ -35,8 +35,8 @@ def merge(runs: Sequence[str], out: Path | str) -> Run:
                 warnings = tuple({str(each): each for part in parts for each in part.manifest.warnings}.values())
                 manifest = dataclasses.replace(first.manifest, status="running", part="0/1", shards=(), warnings=warnings)
                 run.begin(manifest)
-        if LATENCY in first.manifest.files:
-            run.write(LATENCY, first.content(LATENCY, TIMED_AGAIN))
+        for name in {LATENCY, ENGINES} & first.manifest.files.keys():
+            run.write(name, first.content(name, TIMED_AGAIN))
         run.finish(write_totals)
     return run
 

@@ -116,8 +116,8 @@ def changed_question(config: dict[str, Any], overrides: list[str]) -> dict[str, 
         apply_override(tree, override)
     options = validate(tree, SET)
     if isinstance(options.costs, MeasuredCosts) and options.costs != stored.costs:
-        hint = "name another source: --set costs.source=table --set costs.path=FILE, or costs.source=roofline"
-        raise ProfileInvalid("--set costs: step times are measured during a run and cannot be measured afterwards", hint)
+        hint = "time them again: alphaprof profile ... --retime --set costs...; or name another source: costs.source=table"
+        raise ProfileInvalid("--set costs: a report measures no step times", hint)
     return options.resolved(Path()).model_dump(mode="json")
 
 

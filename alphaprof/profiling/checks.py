@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alphaprof.config.engines import VLLM
 from alphaprof.config.hardware import preset_of
-from alphaprof.config.options import RooflineCosts, TableCosts
+from alphaprof.config.options import MeasuredCosts, RooflineCosts, TableCosts
 from alphaprof.config.part import WHOLE, Part
 from alphaprof.config.paths import KEPT
 from alphaprof.config.profile import AUTO, ProfileOptions
@@ -128,6 +128,8 @@ def require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> N
     """
     before = earlier.manifest.profile.model_dump(mode="json")
     asked = without_secrets(options.model_dump(mode="json"))
+    if isinstance(options.costs, MeasuredCosts) and isinstance(earlier.manifest.profile.costs, MeasuredCosts):
+        before, asked = ({**each, "costs": each["costs"]["source"]} for each in (before, asked))  # steps are timed again
     if str(part) != earlier.manifest.part:
         problem = f"{earlier.path} is part {earlier.manifest.part} of the documents, not {part}"
         raise RunMismatch(problem, "resume with the options of the first call, or choose another --out")

@@ -10,14 +10,14 @@ import gc
 import itertools
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +79,7 @@ from alphaprof.profiling.timing.steppers import NotTimed
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import (
     DOCUMENTS,
+    ENGINES,
     LATENCY,
     Environment,
     Manifest,
@@ -88,7 +89,7 @@ from alphaprof.run.manifest import (
 )
 from alphaprof.run.notes import note
 from alphaprof.run.reader import Run
-from alphaprof.run.schema import LATENCY_COLUMNS
+from alphaprof.run.schema import ENGINE_COLUMNS, LATENCY_COLUMNS
 from alphaprof.run.storage import address_of, storage_of
 from alphaprof.run.writer import FREE, RunWriter
 from alphaprof.totals.documents import require_weights
@@ -97,6 +98,7 @@ from alphaprof.version import __version__
 
 Result = TypeVar("Result", ShardTexts, ShardRows)
 LOOKED_AT = 1_000  # rows of each source, before models are loaded
+OF_TIMES = ("out_of_time", "not_timed", "not_timed_there", "busy", "cpu_seconds")  # notes of earlier ones
 LABELS = {"texts": "writing texts", "rows": "scoring"}
 TEXTS_WRITTEN = "all texts of {} are written; score them with --resume"
 
@@ -111,24 +113,34 @@ def profile(
     units: frozenset[str] | None = None,
     texts_only: bool = False,
     take_over: bool = False,
+    retime: bool = False,
 ) -> Run:
     """Profile into the directory `out`, or with `resume` go on with the run there. Raises the errors of `errors.py`.
 
     `reuse`: directory of a complete run whose continuations are measured again, with this profile's drafts; `units`: only
     these independent units (a cluster, or a document that has none). `part`: which blocks of the documents; the same call
-    goes on with a part. `texts_only`: end when all texts are written; `take_over`: as of `RunWriter.opened`.
+    goes on with a part. `texts_only`: end when all texts are written; `take_over`: as of `RunWriter.opened`; `retime`: time
+    the steps of a complete run again, and nothing else.
     """
     set_threads(options.execution.threads, alone=part == WHOLE)
-    with in_memory(), RunWriter.opened(out, resume or part != WHOLE, take_over=take_over) as run:
-        models = resumed(options, run, progress, part) if run.begun else begun(options, run, progress, reuse, part, units)
+    with in_memory(), RunWriter.opened(out, resume or retime or part != WHOLE, take_over=take_over) as run:
+        if run.begun:
+            models = resumed(options, run, progress, part, retime)
+        else:
+            models = begun(options, run, progress, reuse, part, units)
         if models is not None:
-            write_texts(models, run, progress)
+            if not retime:
+                write_texts(models, run, progress)
             if texts_only:
                 progress.say(TEXTS_WRITTEN.format(run.path))
                 return run
             costs = models.options.costs
             if isinstance(costs, MeasuredCosts) and part.index == 0 and not is_timed(run):
-                write_times(run, time_models(models, run.manifest, first_prompts(run), costs, progress))
+                text = first_prompts(run) if costs.source != "vllm" else np.empty(0, np.int32)
+                known = [] if retime else run.engine_rounds(), partial(keep_rounds, run)
+                write_times(run, time_models(models, run.manifest, text, costs, progress, *known))
+            if retime:
+                return run
             write_rows(models, run, progress)
             progress.say("counting totals")
             run.finish(write_totals)
@@ -475,17 +487,21 @@ def _has_verdict(options: ProfileOptions, named: str) -> bool:
 # A run that goes on.
 
 
-def resumed(options: ProfileOptions, run: RunWriter, progress: Progress, part: Part = WHOLE) -> Models | None:
-    """Find what is missing of a run, damaged shards included, and load its models; None: it is complete. Raises
-    `RunMismatch` if it was made by another profile, with other models, or computes otherwise.
+def resumed(
+    options: ProfileOptions, run: RunWriter, progress: Progress, part: Part = WHOLE, retime: bool = False
+) -> Models | None:
+    """Find what is missing of a run, damaged shards included, and load its models; None: it is complete. `retime`: as of
+    `profile`. Raises `RunMismatch` if it was made by another profile, with other models, or computes otherwise.
     """
+    if retime:
+        run.require_complete()
     models = Models(as_measured(options, run.manifest), Staged(run), progress)
 
     def described(engine: bool) -> Manifest:
         set_threads(threads_of(run, options))
         return manifest_of(models.loaded(engine), engine)
 
-    return models if goes_on(models.options, run, progress, described, part) else None
+    return models if goes_on(models.options, run, progress, described, part, retime) else None
 
 
 def threads_of(run: RunWriter, options: ProfileOptions) -> int | str:
@@ -495,25 +511,37 @@ def threads_of(run: RunWriter, options: ProfileOptions) -> int | str:
 
 
 def goes_on(
-    options: ProfileOptions, run: RunWriter, progress: Progress, described: Callable[[bool], Manifest], part: Part = WHOLE
+    options: ProfileOptions,
+    run: RunWriter,
+    progress: Progress,
+    described: Callable[[bool], Manifest],
+    part: Part = WHOLE,
+    retime: bool = False,
 ) -> bool:
     """Find what is missing of a run, and return whether anything but totals is. `options`: `as_measured`; `described`: loads
     the models that go on with the run, with an engine that has still something to do, and returns what such a run would
     begin with. Raises as `resumed` does.
     """
     require_same_profile(run, options, part)
-    if damaged := run.forget_damaged():
+    if not retime and (damaged := run.forget_damaged()):
         progress.say(f"measuring {len(damaged)} damaged shards again: {', '.join(map(str, damaged[:8]))}")
     changed = {name: value for name, value in without_secrets(options.model_dump(mode="json")).items() if name in FREE}
     others = {name for name, value in changed.items() if run.manifest.config.get(name) != value}
-    timed = not isinstance(options.costs, MeasuredCosts) or part.index > 0 or is_timed(run)
-    done = run.manifest.status == "complete" and timed
-    if not done:  # nothing is changed for a process that cannot go on with it
+    costs, measures = options.costs.model_dump(mode="json"), isinstance(options.costs, MeasuredCosts) and part.index == 0
+    again = measures and (retime or run.manifest.config["costs"] != costs)
+    timed = not measures or (is_timed(run) and not again)
+    scored = run.manifest.status == "complete"
+    done = scored and timed
+    # Nothing is changed for a process that cannot go on with it; one that has only an engine to time needs no model.
+    if not done and not (scored and options.costs.source == "vllm"):
         writes = run.manifest.reused is None and options.written_by_engine() and run.lacking("texts")
         engine = bool(writes) or (options.costs.source == "vllm" and not timed)
         require_same_models(run, described(engine), moved=not run.journal["rows"])
     if others:
         run.update(config=run.manifest.config | changed)
+    if again:  # noted until new times are there
+        waiting = note("out_of_time", reason="they are to be timed again")
+        run.update(config=run.manifest.config | {"costs": costs}, warnings=(*run.manifest.warnings, waiting))
     if others - {"execution"}:
         progress.say(f"the decision settings changed: reports of {run.path} now follow them")
     if not done:
@@ -527,10 +555,11 @@ def goes_on(
 
 
 def is_timed(run: RunWriter) -> bool:
-    """Return whether steps were timed, or cannot be. Step times that are damaged are lost."""
-    if any(warning["code"] == "not_timed" for warning in run.manifest.warnings):
-        return True
-    return LATENCY in run.manifest.files and not run.failure(LATENCY)
+    """Return whether steps were timed, or cannot be: a budget that was spent is not the end. Damaged ones are lost."""
+    codes = {warning["code"] for warning in run.manifest.warnings}
+    if "out_of_time" in codes:
+        return False
+    return "not_timed" in codes or (LATENCY in run.manifest.files and not run.failure(LATENCY))
 
 
 def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
@@ -655,6 +684,7 @@ class StepTimes:
     table: pa.Table | None
     warnings: tuple[dict[str, str], ...]
     waiting: float | None = None
+    engines: pa.Table | None = None  # all rounds of engines, of which the table is made
 
 
 def first_prompts(run: StagedRun) -> Ids:
@@ -662,8 +692,22 @@ def first_prompts(run: StagedRun) -> Ids:
     return np.concatenate([document.prompt for document in itertools.islice(Staged(run), 8)])
 
 
-def time_models(models: Models, manifest: Manifest, text: Ids, costs: MeasuredCosts, progress: Progress) -> StepTimes:
-    """Time the steps of the models on a text, or of the engine."""
+def keep_rounds(run: RunWriter, engines: pa.Table) -> None:
+    """Write the rounds of engines that were timed so far into a run."""
+    run.write_table(ENGINES, engines, ENGINE_COLUMNS)
+    run.update()
+
+
+def time_models(
+    models: Models,
+    manifest: Manifest,
+    text: Ids,
+    costs: MeasuredCosts,
+    progress: Progress,
+    known: Sequence[dict[str, Any]] = (),
+    keep: Callable[[pa.Table], None] = lambda _: None,
+) -> StepTimes:
+    """Time the steps of the models on a text, or of the engine. `known`, `keep`: as of `time_engines`."""
 
     def tick(share: float) -> None:
         progress.advance(100 * share)
@@ -673,11 +717,12 @@ def time_models(models: Models, manifest: Manifest, text: Ids, costs: MeasuredCo
         if costs.source == "vllm" and options.vllm is not None:
             models.release()
             progress.start("timing steps", 100, "parts")
-            return time_engines(options, options.vllm, manifest.target, manifest.drafts, costs, progress.say, tick)
+            subjects = options, options.vllm, manifest.target, manifest.drafts
+            return time_engines(*subjects, costs, progress.say, tick, known, keep)
         loaded = models.loaded()
-        subjects = latency.Subjects(loaded.target, loaded.drafts, text, max(options.gammas))
+        here = latency.Subjects(loaded.target, loaded.drafts, text, max(options.gammas))
         progress.start("timing steps", 100, "parts")
-        return latency.measure(subjects, costs, tick, progress.say, options.decision.concurrency)
+        return latency.measure(here, costs, tick, progress.say, options.decision.concurrency)
 
     return step_times_of(measure, progress)
 
@@ -693,28 +738,27 @@ def step_times_of(measure: Callable[[], latency.Timed], progress: Progress) -> S
     try:
         timed = measure()
     except NotTimed as error:
-        noted(note("not_timed", reason=error, remedy=error.remedy))
+        spent = isinstance(error, latency.BudgetSpent)
+        noted(note("out_of_time", reason=error) if spent else note("not_timed", reason=error, remedy=error.remedy))
         return StepTimes(None, tuple(warnings))
-    smaller = "lower costs.concurrency or costs.context"
-    left_out = [(reason, smaller) for reason in timed.left_out]
-    for reason, remedy in (*left_out, *((reason, latency.BudgetSpent.remedy) for reason in timed.late)):
-        noted(note("not_timed_there", reason=reason, remedy=remedy))
-    if timed.without_async:
-        noted(note("without_async", drafts=", ".join(timed.without_async)))
+    for reason in timed.left_out:
+        noted(note("not_timed_there", reason=reason, remedy="lower costs.concurrency or costs.context"))
+    for reason in timed.late:
+        noted(note("out_of_time", reason=reason))
     if timed.waiting is not None and is_busy(timed.waiting):
         noted(note("cpu_seconds", waiting=timed.waiting) if timed.computed else note("busy", waiting=timed.waiting))
-    return StepTimes(timed.table, tuple(warnings), 0.0 if timed.computed else timed.waiting)
+    return StepTimes(timed.table, tuple(warnings), 0.0 if timed.computed else timed.waiting, timed.engines)
 
 
 def write_times(run: RunWriter, times: StepTimes) -> None:
     """Write step times into a run."""
-    warnings = run.manifest.warnings
+    kept = [warning for warning in run.manifest.warnings if warning["code"] not in OF_TIMES]
+    if times.engines is not None:
+        keep_rounds(run, times.engines)
     if times.table is None:
-        run.update(warnings=(*warnings, *times.warnings))
+        run.update(warnings=(*kept, *times.warnings))
         return
     run.write_table(LATENCY, times.table, LATENCY_COLUMNS)
-    # Of earlier times, that were damaged, nothing is true any more.
-    kept = (warning for warning in warnings if warning["code"] not in ("not_timed_there", "busy", "cpu_seconds"))
     environment = run.manifest.environment | Environment(timing_waiting=times.waiting)
     run.update(warnings=(*kept, *times.warnings), environment=environment)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 FORMAT = "alphaprof-run"
-LATENCY, DOCUMENTS = "latency.parquet", "documents.parquet"
+LATENCY, ENGINES, DOCUMENTS = "latency.parquet", "engines.parquet", "documents.parquet"
 NUMERIC = ("torch", "transformers")  # packages whose versions rows depend on
 VERSION = 10
 LONG = ("records", "shards", "files")  # what there is of every shard

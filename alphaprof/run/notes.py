@@ -61,12 +61,6 @@ NOTES: Mapping[str, NoteKind] = {
         "measure again when the machine is idle if other work on it also shares its caches and memory (docs/costs.md)",
         "own times",
     ),
-    "without_async": NoteKind(
-        "vLLM schedules asynchronously when it decodes plainly, but not with {drafts}: a server loses as much, and its "
-        "rounds were timed so",
-        "to see what that alone costs, time plain decoding with vllm.args: {{async_scheduling: false}}",
-        "times",
-    ),
     "slow_baseline": NoteKind(
         "verifying {tokens} tokens took less time than decoding one (v < 1): the baseline is slow here, so the draft "
         "may look better than it is",
@@ -118,6 +112,11 @@ NOTES: Mapping[str, NoteKind] = {
     # and the rest.
     "not_timed": NoteKind("no step times, so no speedup: {reason}", "{remedy}", "own times"),
     "not_timed_there": NoteKind("step times missing: {reason}", "{remedy}", "own times"),
+    "out_of_time": NoteKind(
+        "step times missing: {reason}",
+        "time them with alphaprof profile --resume, with a larger costs.budget or on an idle machine",
+        "own times",
+    ),
     "other_vllm": NoteKind(
         "vLLM {version} is untested with this version of alphaprof; {tried} is tested",
         "compare a few results with your server, or use vLLM {tried}",

@@ -19,6 +19,7 @@ from alphaprof.errors import NoPositionLog, OptionInvalid, RunDamaged, RunMismat
 from alphaprof.run.journal import Journal
 from alphaprof.run.manifest import (
     DOCUMENTS,
+    ENGINES,
     LATENCY,
     File,
     Manifest,
@@ -29,6 +30,7 @@ from alphaprof.run.manifest import (
 from alphaprof.run.schema import (
     CONTINUATION_COLUMNS,
     DOCUMENT_COLUMNS,
+    ENGINE_COLUMNS,
     LATENCY_COLUMNS,
     PROMPT_COLUMNS,
     Column,
@@ -84,7 +86,7 @@ class Run:
         journal, shards = Journal.of(self.storage), list[Shard]()
         while (record := journal["rows"].get(len(shards))) is not None:
             shards.append(record.shard)
-        times = {name: file for name, file in self.manifest.files.items() if name == LATENCY}
+        times = {name: file for name, file in self.manifest.files.items() if name in (LATENCY, ENGINES)}
         self.manifest = dataclasses.replace(self.manifest, shards=tuple(shards), files=journal.files | times)
 
     @property
@@ -194,13 +196,20 @@ class Run:
             return None
         return self._table(LATENCY, TIMED_AGAIN, LATENCY_COLUMNS)
 
+    def engine_rounds(self) -> list[dict[str, Any]]:
+        """Return the rounds of engines that were timed; none if none were, or they are lost."""
+        if ENGINES not in self.manifest.files or self.failure(ENGINES):
+            return []
+        rows: list[dict[str, Any]] = self._table(ENGINES, TIMED_AGAIN, ENGINE_COLUMNS).to_pylist()
+        return rows
+
     def verify(self) -> None:
         """Compare every byte of every file with what was written. Raises `RunUnreadable`, which names those that differ.
 
         Folders that a copy of the run left out, and step times that somebody deleted, are not looked for.
         """
         there = {name.partition("/")[0] for name in self.storage.names("")}
-        left = set() if not self.scored else {"positions", "continuations", "prompts", LATENCY} - there
+        left = set() if not self.scored else {"positions", "continuations", "prompts", LATENCY, ENGINES} - there
         names = [name for name in self.manifest.files if name.partition("/")[0] not in left]
         failures = {name: why for name, why in zip(names, self.storage.each(self.failure, names), strict=True) if why}
         if failures:

@@ -233,6 +233,24 @@ LATENCY_COLUMNS = (
     ),
 )
 
+ENGINE_COLUMNS = (
+    Column("start", pa.int32(), "Which start of the command timed it: plain decoding is timed anew by each.", low=0),
+    Column("engine", pa.string(), "plain, forced (verifies given tokens), path (plain on a draft's path), or the draft."),
+    Column("gamma", pa.int32(), "Speculative tokens that the engine was started with; of a path, its number.", low=0),
+    Column("asynchronous", pa.bool_(), "Whether the engine schedules asynchronously."),
+    Column("runner", pa.int32(), "Version of vLLM's model runner.", low=1),
+    Column("step", CATEGORY, "decode, verify, draft (a round with its verification), lookup (the same) or prefill."),
+    Column("tokens", pa.int32(), "Tokens that are verified, drafted or read; 1 of a lookup.", "tokens", 1),
+    Column("batch", pa.int32(), "Sequences in the batch.", "sequences", 1),
+    Column("context", pa.int32(), "Tokens in the KV cache of each sequence before the step.", "tokens", 0),
+    Column("rounds_ms", pa.list_(pa.float64()), "Time in each round.", "ms", 0),
+    Column(
+        "plain_ms", pa.list_(pa.float64()), "Of plain decoding in the same rounds; null: it ran apart.", "ms", 0, None, True
+    ),
+    Column("proposed", pa.list_(pa.float64()), "Tokens that a lookup found in each round.", "tokens", 0, None, True),
+    Column("waiting", pa.float64(), "Share of its time in which the engine waited for a CPU.", "ratio", 0, 1, True),
+)
+
 
 CERTIFICATE_COLUMNS = (
     _probability("target_top_10_prob", "Sum of the 10 largest target probabilities."),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.server
-import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,12 @@ from alphaprof.profiling.checks import check_costs
 from alphaprof.profiling.engine import vllm_worker
 from alphaprof.profiling.engine.client import VllmEngine, engine_environment, vllm_version
 from alphaprof.profiling.engine.server import VllmServer, arguments_of
-from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineSteps, speculation, steps_of_rounds, time_engines
+from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineTimes, speculation, steps_of_rounds, time_engines
 from alphaprof.profiling.engine.texts import checked_ids
 from alphaprof.profiling.engine.vllm_worker import Forced, SteppedEngine
 from alphaprof.profiling.profile import load
 from alphaprof.profiling.timing import latency
-from alphaprof.profiling.timing.latency import BudgetSpent, Timed
+from alphaprof.profiling.timing.latency import Timed
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.servers.client import KEY, fetched
@@ -125,52 +125,94 @@ def test_steps_of_a_round_follow_from_those_of_the_engines() -> None:
 
 
 class Engines:
-    """Stands in for vLLM's engines: how many are alive, and the drift of the machine's speed while one after another runs.
-    A step takes 10 ms, and for each token 1 ms more to verify it and 2 to draft it. `fails`: the one that ends at once;
-    `asynchronous`: methods with which it schedules so.
+    """Stands in for vLLM's engines: how many are alive, and how the machine's speed drifts while one after another runs, or
+    with each command. A step takes 10 ms, and for each token 1 ms more to verify it and 2 to draft it; a command takes a
+    tenth of a second, and a start a second. `fails`: the one that ends at once; `asynchronous`: methods with which it
+    schedules so, and then plain decoding by itself takes 1 ms less; `cpu`: two of them have room on a CPU;
+    `slow`: how much slower all is.
     """
 
     asynchronous: tuple[str, ...] = ()
+    cpu, slow = False, 1.0
 
-    def __init__(self, drift: float = 0.0, fails: int | None = None) -> None:
-        self.drift, self.fails = drift, fails
-        self.alive, self.most, self.started = 0, 0, list[str]()
-        self.rng = np.random.default_rng(0)
+    def __init__(self, drift: float = 0.0, fails: int | None = None, drift_of_commands: float = 0.0) -> None:
+        self.drift, self.fails, self.drift_of_commands = drift, fails, drift_of_commands
+        self.running, self.most, self.started, self.said = set[Engine](), 0, list[str](), list[str]()
+        self.rng, self.commands, self.clock = np.random.default_rng(0), 0, 0.0
 
-    def __call__(self, options: VllmOptions, model: Any, speculation: dict[str, Any] | None = None) -> Engines:
-        self.speculation = speculation or {"method": "plain", "num_speculative_tokens": 0}
-        self.facts = {"context": 256, "waited_s": 0.0, "async_scheduling": self.speculation["method"] in self.asynchronous}
-        return self
+    def __call__(self, options: VllmOptions, model: Any, speculation: dict[str, Any] | None = None) -> Engine:
+        return Engine(self, options, speculation or {"method": "plain", "num_speculative_tokens": 0})
+
+
+class Engine:
+    """One of them."""
+
+    def __init__(self, engines: Engines, options: VllmOptions, speculation: dict[str, Any]) -> None:
+        self.engines, self.speculation, self.stopped = engines, speculation, False
+        asynchronous = speculation["method"] in engines.asynchronous and options.args.get("async_scheduling", True)
+        self.facts = {"context": 256, "waited_s": 0.0, "async_scheduling": asynchronous, "cpu": engines.cpu}
 
     def start(self) -> None:
-        self.alive += 1
-        self.most = max(self.most, self.alive)
-        self.started.append(f"{self.speculation['method']} {self.speculation['num_speculative_tokens']}")
+        self.engines.running.add(self)
+        self.engines.most = max(self.engines.most, len(self.engines.running))
+        self.engines.started.append(f"{self.speculation['method']} {self.speculation['num_speculative_tokens']}")
+        self.engines.clock += 1
+
+    def pause(self, stopped: bool = True) -> None:
+        self.stopped = stopped
 
     def ask(self, do: str, proposed: int | None = 0, **_: Any) -> dict[str, float]:
-        if len(self.started) == self.fails:
+        engines = self.engines
+        engines.clock, engines.commands = engines.clock + 0.1, engines.commands + 1
+        assert [each for each in engines.running if not each.stopped] == [self]
+        if len(engines.started) == engines.fails:
             raise EngineFailed("vLLM failed: no room", "see the log")
-        speed = 1 + self.drift * (len(self.started) - 1)
-        noise = float(np.exp(0.01 * self.rng.standard_normal()))
+        speed = (
+            engines.slow
+            * (1 + engines.drift * (len(engines.started) - 1))
+            * (1 + engines.drift_of_commands * engines.commands)
+        )
+        noise = float(np.exp(0.01 * engines.rng.standard_normal()))
         drafting = 0 if self.speculation["method"] == "custom_class" else 2
-        return {"ms": (10 + (1 + drafting) * (proposed or 0)) * speed * noise, "proposed": 1.0, "waited_s": 0.0}
+        ms = 10 + (1 + drafting) * (proposed or 0) - self.facts["async_scheduling"]
+        return {"ms": ms * speed * noise, "proposed": 1.0, "waited_s": 0.0}
 
     def close(self) -> None:
-        self.alive -= 1
+        self.engines.running.discard(self)
 
 
-def timed_by(engines: Engines, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Timed:
-    """The step times of a profile with prompt lookup and a head at gamma 1 and 3."""
+def timed_by(
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    budget: float | None = None,
+    known: Sequence[dict[str, Any]] = (),
+) -> Timed:
+    """The step times of a profile with prompt lookup and a head at gamma 1 and 3, and one sequence or two."""
     monkeypatch.setattr("alphaprof.profiling.engine.steps.VllmEngine", engines)
+    monkeypatch.setattr("alphaprof.profiling.engine.steps.free_memory", iter([9, 8] * 9).__next__)
+    monkeypatch.setattr(latency.time, "monotonic", lambda: engines.clock)
     options = load_profile(written_profile(folder, "python", "model"))
     assert options.vllm is not None
     assert isinstance(options.costs, MeasuredCosts)
     drafts = {"ngram": facts(False), "head": facts(True)}
-    costs = options.costs.model_copy(update={"repeats": 20})
+    costs = options.costs.model_copy(update={"repeats": 20, "budget": budget, "concurrency": [1, 2]})
     ticks = list[float]()
-    timed = time_engines(options, options.vllm, facts(True), drafts, costs, lambda _: None, ticks.append)
+    subjects = options, options.vllm, facts(True), drafts
+    timed = time_engines(*subjects, costs, engines.said.append, ticks.append, known)
     assert sum(ticks) == pytest.approx(1)
     return timed
+
+
+def costs_of(timed: Timed, *kinds: tuple[str, str, int], batch: int = 1) -> np.ndarray[Any, Any]:
+    """What some steps cost together in decode steps, [rounds]."""
+    rows = {(row["model"], row["step"], row["tokens"]): row for row in timed.table.to_pylist() if row["batch"] == batch}
+    rounds = [np.array(rows[kind]["rounds_ms"]) for kind in (("target", "decode", 1), *kinds)]
+    least = min(map(len, rounds))
+    return np.sum([each[:least] for each in rounds[1:]], axis=0) / rounds[0][:least]
+
+
+ROUND = [("target", "verify", 4), *[("head", "draft", 1)] * 3, ("head", "bookkeeping", 1)]  # of 19 ms
 
 
 def test_one_engine_runs_at_a_time_and_the_plain_one_again_at_the_end(
@@ -178,8 +220,8 @@ def test_one_engine_runs_at_a_time_and_the_plain_one_again_at_the_end(
 ) -> None:
     engines = Engines()
     table = timed_by(engines, monkeypatch, tmp_path).table.to_pylist()
-    assert (engines.most, engines.alive) == (1, 0)
-    assert engines.started == ["plain 0", "custom_class 3", "ngram 3", "draft_model 1", "draft_model 3", "plain 0"]
+    assert (engines.most, len(engines.running)) == (1, 0)
+    assert engines.started == ["plain 0", "custom_class 3", "ngram 3", "draft_model 3", "draft_model 1", "plain 0"]
     rows = {(row["model"], row["step"], row["tokens"]): row for row in table}
     assert {row["repeats"] for row in table if row["step"] != "prefill"} == {20}
     assert rows["target", "decode", 1]["median_ms"] == pytest.approx(10, rel=0.02)
@@ -190,14 +232,42 @@ def test_what_drifts_between_the_first_engine_and_the_last_is_in_the_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Steps become 2% slower from engine to engine, by 10% in all: far more than the noise of 1%."""
-    errors = []
-    for drift in (0.0, 0.02):
-        table = timed_by(Engines(drift), monkeypatch, tmp_path).table.to_pylist()
-        costs = {(row["model"], row["step"], row["tokens"]): np.array(row["rounds_ms"]) for row in table}
-        spent = costs["target", "verify", 4] + 3 * costs["head", "draft", 1] + costs["head", "bookkeeping", 1]
-        errors.append(reach(np.log(spent / costs["target", "decode", 1] / 1.9), 0.0))
+    times = [timed_by(Engines(drift), monkeypatch, tmp_path) for drift in (0.0, 0.02)]
+    errors = [reach(np.log(costs_of(each, *ROUND) / 1.9), 0.0) for each in times]
     assert errors[0] < 0.015
     assert 0.04 < errors[1] < 0.1
+
+
+def test_with_room_for_two_engines_plain_decoding_takes_turns_with_every_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every command makes the machine .2% slower, more than threefold in all."""
+    engines = Engines(drift_of_commands=0.002)
+    engines.cpu = True
+    timed = timed_by(engines, monkeypatch, tmp_path)
+    assert engines.started == ["plain 0", "custom_class 3", "ngram 3", "draft_model 3", "draft_model 1"]
+    assert (engines.most, len(engines.running)) == (2, 0)
+    assert reach(np.log(costs_of(timed, *ROUND) / 1.9), 0.0) < 0.015
+
+
+def test_a_small_budget_drops_gammas_before_rounds_and_another_start_times_the_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second start is twice as slow: drafts are divided by plain decoding of their own."""
+    first, second = Engines(), Engines()
+    second.slow = 2.0
+    timed = timed_by(first, monkeypatch, tmp_path, budget=7)
+    assert first.started == ["plain 0", "custom_class 3", "ngram 3", "plain 0"]
+    assert "verifications of 3 tokens" in first.said[1]
+    assert "head of 1 tokens, 2 sequences of" in first.said[1]
+    assert [reason.partition(": ")[2] for reason in timed.late] == ["no time for head", "no time for ngram, head"]
+    assert costs_of(timed, ("target", "verify", 3)).mean() == pytest.approx(1.2, rel=0.01)
+    assert timed.engines is not None
+    again = timed_by(second, monkeypatch, tmp_path, None, timed.engines.to_pylist())
+    assert second.started == ["plain 0", "custom_class 3", "ngram 3", "draft_model 3", "draft_model 1", "plain 0"]
+    assert again.late == ()
+    assert costs_of(again, *ROUND).mean() == pytest.approx(1.9, rel=0.01)
+    assert again.table.filter(again.table["repeats"].to_numpy() > 20).num_rows > 0  # those of both starts
 
 
 @each("fails", [1, 2, 6])
@@ -207,17 +277,20 @@ def test_an_engine_that_fails_is_ended_before_its_error_goes_on(
     engines = Engines(fails=fails)
     with pytest.raises(EngineFailed, match="no room"):
         timed_by(engines, monkeypatch, tmp_path)
-    assert (engines.most, engines.alive, len(engines.started)) == (1, 0, fails)
+    assert (engines.most, len(engines.running), len(engines.started)) == (1, 0, fails)
 
 
-def test_drafts_that_switch_asynchronous_scheduling_off_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As vLLM does on GPUs: not with prompt lookup and not with classes of one's own, as `forced` is."""
+def test_plain_decoding_is_timed_on_the_path_that_a_draft_forces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As vLLM does on GPUs: no asynchronous scheduling with prompt lookup and classes of one's own, as `forced` is. All
+    costs are in units of the default path, of 9 ms.
+    """
     engines = Engines()
-    assert timed_by(engines, monkeypatch, tmp_path).without_async == ()
-    engines.asynchronous = ("plain", "draft_model", "ngram")
-    assert timed_by(engines, monkeypatch, tmp_path).without_async == ()
-    engines.asynchronous = ("plain",)
-    assert timed_by(engines, monkeypatch, tmp_path).without_async == ("ngram", "head")
+    engines.asynchronous = ("plain", "draft_model")
+    timed = timed_by(engines, monkeypatch, tmp_path)
+    assert engines.started.count("plain 0") == 3
+    assert costs_of(timed, ("ngram", "path", 1)).mean() == pytest.approx(10 / 9, rel=0.01)
+    assert "head" not in [row["model"] for row in timed.table.to_pylist() if row["step"] == "path"]
+    assert costs_of(timed, *ROUND).mean() == pytest.approx(18 / 9, rel=0.01)
 
 
 def test_a_step_takes_as_long_as_slow_ones_make_it_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,12 +369,6 @@ def test_the_environment_of_timed_steps_stands_beside_an_export(tmp_path: Path) 
         assert run.manifest.timed_in in export(RunDraft(run, "small"), "vllm-config", gamma=2).notes
 
 
-def test_a_budget_without_time_for_every_engine_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(latency.time, "monotonic", itertools.count(0, 5).__next__)
-    with pytest.raises(BudgetSpent, match=r"1 sequence of \d+ tokens: costs.budget \(20 s\) was spent"):
-        timed_by(Engines(), monkeypatch, tmp_path)
-
-
 class Waiting:
     """Stands in for an engine whose thread waited 5 s for a processor while it loaded, and 0.25 s in every command, which
     takes half a second.
@@ -319,10 +386,11 @@ class Waiting:
 def test_engines_waited_for_a_processor_while_they_were_timed_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(latency.time, "monotonic", lambda: clock[0])
-    steps = EngineSteps({}, MeasuredCosts(context=8, repeats=3, budget=1000), 1)
-    for name in (PLAIN, FORCED, PLAIN):
-        steps.time(name, Waiting(clock), 0.3, lambda _: None)  # type: ignore[arg-type]
-    assert steps.timed(lambda _: None).waiting == pytest.approx(0.5)
+    timing, plain = EngineTimes({}, MeasuredCosts(context=8, repeats=6), 1), Waiting(clock)
+    timing.plan([FORCED], plain, beside=False, all_names=False)  # type: ignore[arg-type]
+    for name, engine in ((PLAIN, plain), (FORCED, Waiting(clock)), (PLAIN, Waiting(clock))):
+        timing.time(name, engine)  # type: ignore[arg-type]
+    assert timing.timed().waiting == pytest.approx(0.5)
 
 
 def test_the_forced_drafter_proposes_as_many_tokens_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,6 +481,36 @@ def test_a_run_goes_on_after_its_engine_died(
     resumed = invoke("profile", profile, *out, *options, "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert len(Run.open(tmp_path / "run").documents()) == 6
+
+
+@pytest.mark.demo_model
+def test_steps_are_timed_again_without_texts_and_rows(tmp_path: Path, fake: Path, stories15m: Path) -> None:
+    """A budget that holds one draft is not the end, other options of costs time again, and neither needs a model."""
+    path, out = written_profile(tmp_path, str(fake), str(stories15m)), tmp_path / "run"
+    costs = {"source": "vllm", "context": 47, "repeats": 6, "budget": 0}
+    profile = ["profile", changed(path, costs=costs), "--limit", "6", "--out", out]
+    found = invoke(*profile)
+    assert found.exit_code == 0, found.output
+    run = Run.open(out)
+    rows, notes = run.latency(), [note["message"] for note in run.manifest.warnings if note["code"] == "out_of_time"]
+    assert rows is not None
+    assert {*rows["model"].to_pylist()} == {"target", "head"}
+    assert notes == ["step times missing: 1 sequence of 47 tokens: no time for ngram"]
+    code, text = failure(invoke("report", out, "--set", "costs.repeats=9"))
+    assert (code, "--retime" in text) == (2, True)
+    for name in ("continuations", "positions"):
+        shutil.rmtree(out / name)
+    again = invoke(*profile, "--retime", "--set", "costs.concurrency=[1,2]", "--set", "costs.budget=20")
+    assert (again.exit_code, "loading" in again.output) == (0, False), again.output
+    run = Run.open(out)
+    rows = run.latency()
+    assert rows is not None
+    assert {(row["model"], row["batch"]) for row in rows.to_pylist() if row["step"] in ("draft", "lookup")} == {
+        (draft, batch) for draft in ("head", "ngram") for batch in (1, 2)
+    }
+    assert [note for note in run.manifest.warnings if note["code"] == "out_of_time"] == []
+    assert {row["start"] for row in run.engine_rounds()} == {0}
+    assert (run.manifest.status, run.manifest.profile.costs.concurrency) == ("complete", [1, 2])  # type: ignore[union-attr]
 
 
 def test_a_python_without_vllm_is_refused(tmp_path: Path) -> None:

@@ -392,7 +392,7 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     assert later.times is not None
     assert later.answer.speedup is not None
     assert "no_step_times" not in codes(later)
-    with pytest.raises(ProfileInvalid, match="step times are measured during a run"):
+    with pytest.raises(ProfileInvalid, match="a report measures no step times"):
         changed_question(run.manifest.config, ["costs.source=measured"])
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 import weakref
@@ -128,6 +129,7 @@ class VllmEngine:
                 stderr=log,
                 text=True,
                 env=environment,
+                process_group=0,
             )
         weakref.finalize(self, self._process.kill)
         self._pipes = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
@@ -138,6 +140,14 @@ class VllmEngine:
         """Return the answer to a command of the worker. Raises `EngineFailed`."""
         self._send(do, command)
         return self._answer()
+
+    def pause(self, stopped: bool = True) -> None:
+        """Stop all processes of the engine, which wait for work by spinning, or have them go on. If this process dies
+        meanwhile, the system has them go on, and ends them.
+        """
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGSTOP if stopped else signal.SIGCONT)
 
     def write(self, prompts: Sequence[Prompt], concurrency: int) -> Iterator[dict[str, Any]]:
         """Yield texts as they end: see `vllm_worker.SteppedEngine.write`. Raises `EngineFailed`."""
@@ -163,6 +173,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """End the process, if it runs."""
+        self.pause(False)
         process, self._process = self._process, None
         if process is None:
             return

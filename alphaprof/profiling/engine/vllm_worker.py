@@ -80,7 +80,8 @@ class SteppedEngine:
         asked: dict[str, Any] = {"gpu_memory_utilization": MEMORY}
         asked |= {"disable_log_stats": False, "enable_logging_iteration_details": True}
         asked |= _served_arguments(settings.get("served", ())) | settings["engine"]
-        if current_platform.is_cpu():  # as a server does, which binds its threads to cores
+        self.cpu = current_platform.is_cpu()
+        if self.cpu:  # as a server does, which binds its threads to cores
             asked.setdefault("distributed_executor_backend", "mp")
         self.engine = LLMEngine.from_engine_args(EngineArgs(**asked), stat_loggers=[Recorder])
         self.names = iter(range(10**9))
@@ -91,8 +92,10 @@ class SteppedEngine:
 
     def facts(self) -> dict[str, Any]:
         """Return what the engine is, and for how long it has waited for a processor so far."""
-        config, scheduling = self.engine.vllm_config.model_config, self.engine.vllm_config.scheduler_config
+        every = self.engine.vllm_config
+        config, scheduling = every.model_config, every.scheduler_config
         known = {"context": config.max_model_len, "vocabulary": config.get_vocab_size(), "waited_s": self.waited_s()}
+        known |= {"cpu": self.cpu, "runner": 2 if getattr(every, "use_v2_model_runner", False) else 1}
         return known | {"async_scheduling": bool(getattr(scheduling, "async_scheduling", False))}
 
     def waited_s(self) -> float | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +53,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 NORMAL = 1.96  # standard errors in half a 95% interval, for readers of one number
 KEY = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
 Array = np.ndarray[Any, Any]
+Job = TypeVar("Job")
 
 
 class BudgetSpent(NotTimed):
@@ -66,16 +67,16 @@ class Timed:
     """The latency table, and what it lacks, in words: what did not fit into memory, and what the budget had no time for.
 
     `waiting`: the share of the rounds' time in which the thread that runs the steps was ready to run and had no processor;
-    None: not known. `computed`: the times are of the thread's own clock, in which it did not wait. `without_async`: drafts
-    with which the engine does not schedule asynchronously, though without any it does.
+    None: not known. `computed`: the times are of the thread's own clock, in which it did not wait. `engines`: all
+    rounds of engines.
     """
 
     table: pa.Table
     left_out: tuple[str, ...]
     late: tuple[str, ...]
     waiting: float | None
-    without_async: tuple[str, ...] = ()
     computed: bool = False
+    engines: pa.Table | None = None
 
 
 @dataclass
@@ -185,7 +186,7 @@ def measure(
     clock.end_part()
     prefills = [table_row(job.key, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
     if not prefills:
-        late.append(f"reading prompts: costs.budget ({costs.budget:g} s) was spent")
+        late.append(f"reading prompts: costs.budget ({costs.seconds:g} s) was spent")
     ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
     table = pa.Table.from_pylist([*ordered, *prefills], schema=arrow_schema(LATENCY_COLUMNS))
     computed = subjects.target.device.type == "cpu" and one_thread()
@@ -201,7 +202,7 @@ class TimeBudget:
         self.costs, self._read_waited_s = costs, waited_s
         self._tick, self._ticked = tick, 0.0
         self._parts = self._left = len(costs.concurrency) * len(costs.context) + 1
-        self._end = time.monotonic() + costs.budget
+        self._end = time.monotonic() + costs.seconds
         self.wall_s = self.waited_s = 0.0
         self._steps = 0
 
@@ -209,7 +210,7 @@ class TimeBudget:
         """Return the error that says how long the fewest rounds of some `steps` take, where any step was timed."""
         needed = (LEAST_WARM_UP + LEAST_ROUNDS) * steps * self.wall_s / self._steps if self._steps else 0.0
         words = f", and {LEAST_WARM_UP + LEAST_ROUNDS} rounds of {steps} steps take about {needed:.2g} s" if needed else ""
-        return BudgetSpent(f"costs.budget ({self.costs.budget:g} s) was spent{words}")
+        return BudgetSpent(f"costs.budget ({self.costs.seconds:g} s) was spent{words}")
 
     def require_time(self) -> None:
         """Raise `BudgetSpent` if no step may begin any more."""
@@ -219,7 +220,7 @@ class TimeBudget:
     @property
     def _until(self) -> float:
         """When the last step may begin: a part of the budget is kept for prefills, the last part."""
-        return self._end - (PREFILL_SHARE * self.costs.budget if self._left > 1 else 0.0)
+        return self._end - (PREFILL_SHARE * self.costs.seconds if self._left > 1 else 0.0)
 
     def rounds(
         self,
@@ -236,7 +237,7 @@ class TimeBudget:
         begun, waited = time.monotonic(), self._read_waited_s()
         share = max(0.0, self._until - begun) / max(self._left - 1, 1)
         times: list[Array] = []
-        for turn, order in enumerate(_orders(blocks)):
+        for turn, order in enumerate(orders(blocks)):
             enough = len(times) >= least and (time.monotonic() - begun >= share or sure(np.array(times)))
             if enough or len(times) >= most:
                 break
@@ -273,7 +274,7 @@ class TimeBudget:
         self._ticked = done
 
 
-def _orders(blocks: Sequence[Sequence[TimedStep]]) -> Iterator[list[tuple[int, TimedStep]]]:
+def orders(blocks: Sequence[Sequence[Job]]) -> Iterator[list[tuple[int, Job]]]:
     """Yield the numbered steps in the order of each round: two rounds forwards and two backwards, so that slow growth
     favors no step, neither in all rounds nor in every second one. Steps of one block keep their order.
     """
