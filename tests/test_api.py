@@ -68,7 +68,7 @@ def test_a_notebook_shows_the_first_screen_without_an_extra(stored: Run, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     opened = alphaprof.open(stored.path)
     shown, report = opened._repr_markdown_(), opened.report()
-    assert shown.startswith("## ")
+    assert shown.startswith("**Turn on ")
     assert report.answer.verdict in shown.splitlines()[0]
     assert all(f"\n| {item.answer.domain} |" in shown for item in report.domains)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ Bounds = Callable[[float], tuple[float, float]]  # by the probability with which
 Minimums = Mapping[Measure, Sequence[str] | None]  # as they were written, by measure: X, or DOMAIN=X
 EVERY = ""  # the domain of a threshold that holds for every domain
 WHOLE = "whole traffic"
+TOLD = 3  # failed thresholds that a reason names
 VERDICTS: Mapping[str, Outcome] = {"GO": "pass", "NO-GO": "fail", "UNDECIDED": "undecided"}
 LOST = "the draft proposes nothing there, but did in the baseline"
 FIRST = "first drafts only; --min-acceptance-length covers the others"
@@ -86,8 +88,8 @@ SILENT = "the draft proposes nothing there"
 SAME = "the same draft with equal totals"
 NEXT: dict[Outcome, str] = {
     "pass": "use this run as --baseline of later checks",
-    "fail": "run alphaprof report to see where acceptance is lost",
-    "undecided": "do what the reason says",
+    "fail": "see where acceptance is lost with {}",
+    "undecided": "do what the reason says; {} shows more",
 }
 
 
@@ -162,7 +164,7 @@ class Check:
     def blocks(self) -> Iterator[Block]:
         """Yield the outcome with its reason, what to do next, what was checked, and each threshold with its bounds."""
         yield Verdict(self.outcome.upper(), f"  {self.reason}")
-        yield from (f"next: {NEXT[self.outcome]}", "", f"run {self.run}")
+        yield from (f"next: {self.following}", "", f"run {self.run}")
         if self.unpaired is not None:
             paired, (new, old) = fmt.many(self.paired or 0, "document"), self.unpaired
             yield f"baseline {self.baseline}"
@@ -208,6 +210,11 @@ class Check:
             yield Small(f"UNDECIDED ends with exit code {code}{other}.")
 
     @property
+    def following(self) -> str:
+        """What to do next, with the command that shows more."""
+        return NEXT[self.outcome].format(f"alphaprof report {shlex.quote(path_and_draft(self.run)[0])} --show gammas")
+
+    @property
     def _limit(self) -> str:
         """What a threshold is, as text."""
         return "at least" if self.golden is None else "golden"
@@ -221,7 +228,8 @@ class Check:
         def case(classname: str, name: str, outcome: Outcome, text: str) -> None:
             tested = ET.SubElement(suite, "testcase", classname=classname, name=visible(short(name)))
             if outcome != "pass":
-                ET.SubElement(tested, "failure" if outcome == "fail" else "skipped", message=visible(text))
+                message = visible(f"{text}; {self.following}")
+                ET.SubElement(tested, "failure" if outcome == "fail" else "skipped", message=message)
 
         for number, item in enumerate(self.items):
             decides = item.outcome == self.outcome == "undecided" and (self.baseline is None or number == 0)
@@ -245,7 +253,7 @@ class Check:
 def require_passed(check: Check) -> None:
     """Raise `CheckFailed`, or `CheckUndecided` if that is asked for."""
     if check.outcome == "fail":
-        raise CheckFailed(f"check failed: {check.reason}", NEXT["fail"])
+        raise CheckFailed(f"check failed: {check.reason}", check.following)
     if check.outcome == "undecided" and check.undecided == "fail":
         raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or use --undecided pass")
 
@@ -257,10 +265,15 @@ def _in_words(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudg
     else:
         decisive = [(item, f"{item.measure} of {short(item.domain)}") for item in items if item.outcome == outcome]
         parts = [f"{name}: {item.note}" for item, name in decisive if item.low is None]
-        if judged := ", ".join(name for item, name in decisive if item.low is not None):
+        if judged := [
+            f"{name} {item.number(item.value)} {item.bounds}, at least {item.number(item.threshold)} wanted"
+            for item, name in decisive
+            if item.low is not None
+        ]:
             surer = " or more precise step times" if any(item.measure == "speedup" for item, _ in decisive) else ""
             unclear = f": bounds enclose the threshold, more documents{surer} needed"
-            parts.append(f"{judged}{' below the threshold' if outcome == 'fail' else unclear}")
+            more = f" and {len(judged) - TOLD} more" if len(judged) > TOLD else ""
+            parts.append(f"{'; '.join(judged[:TOLD])}{more}{'' if outcome == 'fail' else unclear}")
     if unjudged:
         parts.append(f"not judged: {', '.join(dict.fromkeys(short(item.domain) for item in unjudged))}")
     return "; ".join(parts)

@@ -154,7 +154,7 @@ ERRORS: list[tuple[str, int, str, str]] = [
         "profile /dev/zero --out new",
         2,
         "/dev/zero is not a profile: it is longer than",
-        "give the path of a YAML profile file",
+        "give the path of a YAML profile",
     ),
     ("report run --out run/manifest.json", 5, "it lies inside a run, whose files are its own", "choose another --out"),
     ("profile malformed.yaml --out new", 2, "line 1", "correct the YAML"),

@@ -122,7 +122,7 @@ def test_the_page_holds_all_that_a_section_prints_and_no_table_twice(pages: Page
 def test_the_first_screen_says_what_the_terminal_says(pages: Pages, name: str) -> None:
     report, page = pages(name)
     screen = first_screen(report)
-    order = [screen.run, screen.verdict, *screen.about, screen.times]
+    order = [screen.conclusion, screen.verdict, *screen.about, screen.times, screen.run]
     for table in (screen.table, *([screen.load] if screen.load else [])):
         order += [table.named, *table.columns]
         order += [text for name, cells in (*table.rows, *table.footer) for text in (name, *cells.values())]

@@ -17,6 +17,7 @@ from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Named, Row, Table, Verdict, table_by_columns
 from alphaprof.report.answer import Answer
 from alphaprof.report.build import Report
+from alphaprof.report.formats.conclusion import NAME, conclusion
 from alphaprof.report.loads import OFF, AtLoad
 from alphaprof.report.notes import once_a_code
 from alphaprof.report.sections import ALL, NAMES
@@ -33,7 +34,6 @@ TOTAL = "all traffic"
 LEFT = ("draft", "verdict", "next best")  # columns of words
 LESS = ("docs", "next best", "share", "alpha", "accept@1", "tokens/round")  # that a narrow screen goes without, in turn
 MARK = " @1"  # marks acceptance of a head among other drafts
-NAME = 16  # characters of a domain's name in a sentence
 MODEL = 28  # characters of the target's name
 ALONE = "*"  # marks a verdict that does not hold for all domains together
 OWN = ("table", "vllm")  # sources of step times that are the user's engine
@@ -41,6 +41,7 @@ SIXTEEN_BITS = ("bfloat16", "float16")
 # What a round costs in decode steps by γ: medians over three workloads of Llama-3.1-8B with an EAGLE-3 head, one sequence,
 # vLLM 0.23 with full CUDA graphs on an H100 (docs/research/log.md).
 ON_H100 = {1: 1.07, 2: 1.12, 3: 1.22, 5: 1.35, 7: 1.48}
+COLUMNS = "share: of output tokens; {}: chance that a draft is accepted; tokens/round: 1 without a draft"
 SAME = "≈"  # marks a next best that is not clearly different
 
 
@@ -48,6 +49,7 @@ SAME = "≈"  # marks a next best that is not clearly different
 class FirstScreen:
     """The texts of a first screen; names from the data are cut and made visible in them, not escaped."""
 
+    conclusion: str
     run: str
     verdict: Verdict
     about: tuple[str, ...]  # behind the verdict, and below it
@@ -67,6 +69,7 @@ def first_screen(report: Report) -> FirstScreen:
     sections = [f"notes ({others} more)" if name == "notes" and others else name for name in NAMES]
     load, pays = _load_table(report)
     return FirstScreen(
+        conclusion=conclusion(report),
         run=_what_was_run(report),
         verdict=Verdict(str(report.answer.verdict)),
         about=tuple(_about(report)),
@@ -210,13 +213,18 @@ def _head_among_others(report: Report, answer: Answer) -> bool:
     return answer.draft in heads and len(heads) < len(report.run.drafts) and report.run.imported is None
 
 
+def _acceptance_name(report: Report) -> str:
+    """Return what acceptance is called: of heads and engines it is that of first drafts."""
+    first = report.run.imported is not None or all(facts.by_depth for facts in report.run.draft_models.values())
+    return "accept@1" if first else "alpha"
+
+
 def _draft_cells(report: Report, answer: Answer, mark: str = "") -> dict[str, str]:
     """Return the cells of a draft and what it does; `mark`: behind its verdict."""
-    first = report.run.imported is not None or all(facts.by_depth for facts in report.run.draft_models.values())
     return {
         "draft": answer.draft or fmt.NOTHING,
         "γ": fmt.NOTHING if answer.gamma is None else str(answer.gamma),
-        "accept@1" if first else "alpha": fmt.share(answer.acceptance.value if answer.acceptance else None, 2)
+        _acceptance_name(report): fmt.share(answer.acceptance.value if answer.acceptance else None, 2)
         + (MARK if _head_among_others(report, answer) else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
         f"speedup [{fmt.level(report.confidence)} each]": _speedup_text(answer.speedup, report.traffic.min_speedup),
@@ -234,11 +242,11 @@ def _next_best(answer: Answer | None, mark: str = "") -> str:
 
 
 def _below(report: Report) -> Iterator[str]:
-    """Yield the basis of the table's numbers, its marks, what would settle domains, and drafts that never pay."""
+    """Yield what the columns are, marks, what would settle domains, and drafts that never pay."""
     shown = [item.answer for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
-    if report.traffic.chosen and any(answer.speedup for answer in shown):
-        own = "each domain with its own best draft and γ; " if len(report.domains) > 1 else ""
-        yield f"{own}speedup: cross-fitted, each half of the documents with what the other half chose"
+    basis = "speedup: cross-fitted" if report.traffic.chosen and any(answer.speedup for answer in shown) else ""
+    own = "each domain: its own best draft and γ" if basis and len(report.domains) > 1 else ""
+    yield "; ".join(filter(None, (COLUMNS.format(_acceptance_name(report)), own, basis)))
     if report.traffic.chosen and report.domains and not any(answer.speedup for answer in shown):
         yield "by tokens per round at the largest γ that all drafts have: no draft and no γ is recommended without speedups"
     if any(_head_among_others(report, answer) for answer in shown):
@@ -301,7 +309,7 @@ def _load_table(report: Report) -> tuple[Table | None, str]:
 def _alike(report: Report) -> str:
     """Return the γ that are about as fast as the chosen one, in words; empty if it stands alone."""
     alike = report.traffic.alike
-    return f"γ {alike[0]} to {alike[-1]}: no clear difference" if len(alike) > 1 else ""
+    return f"γ {alike[0]} to {alike[-1]} are equally good" if len(alike) > 1 else ""
 
 
 def _serve(report: Report) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ from alphaprof.report.build import Report, RunReport
 from alphaprof.report.formats.first_screen import LESS, FirstScreen, first_screen
 from alphaprof.report.sections import ALL, NAMES
 
-WIDTH, LINES = 100, 40  # of the first screen, however wide the terminal is
+WIDTH, LINES, ROWS = 100, 34, 7  # of the first screen, however wide the terminal is, with so many domains
 LABEL = 7  # columns of what a line is about
 MOST = {"domain": 16, "draft": 12, "next best": 20}  # columns of names
 
@@ -91,6 +91,7 @@ class ReportAnswer:
 def first_screen_lines(report: Report) -> Iterator[str]:
     """Yield the first screen in Markdown, without what else there is."""
     screen = first_screen(report)
+    yield from (f"**{escaped_sentence(screen.conclusion)}**", "")
     yield from (f"## {signed(screen.verdict)}: {escaped_sentence(screen.about[0])}", "")
     for line in filter(None, (*screen.about[1:], screen.times, screen.run)):
         yield from (escaped_sentence(line), "")
@@ -104,13 +105,13 @@ def first_screen_lines(report: Report) -> Iterator[str]:
 
 
 def _on_one_screen(screen: FirstScreen, console: Console) -> list[Text]:
-    """Return the first screen in 100 columns, or in those of a narrower terminal. In 100 columns five drafts and twelve
-    domains fit 40 lines: notes are cut for that, then what stands below the table. What is cut says where it is whole.
+    """Return the first screen in 100 columns, or in those of a narrower terminal. In 100 columns seven domains fit 34 lines:
+    notes are cut for that, then what stands below the table. What is cut says where it is whole.
     """
-    lines: list[Text] = []
+    lines, most = list[Text](), LINES + max(0, len(screen.table.rows) - ROWS)
     for most_of_note, most_of_others in ((2, 2), (1, 2), (1, 1)):
         lines = list(_screen_lines(screen, console, most_of_note, most_of_others))
-        if len(lines) <= LINES or console.width < WIDTH:
+        if len(lines) <= most or console.width < WIDTH:
             break
     return lines
 
@@ -119,13 +120,14 @@ def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others
     """Yield the first screen. `note_lines`: most lines of a note; `others`: of a reason, or of a remark below the table."""
     width = min(console.width, WIDTH)
     said = partial(_said, console, width)
-    yield from said("", screen.run, indent=0, cut=" (--show verdict)")
+    yield from said("", screen.conclusion, indent=0, most=3)
     yield Text()
     first, *behind = screen.about
     yield from said(screen.verdict, first, style=STYLES[screen.verdict.kind])
     for line in behind:
         yield from said("", line, most=others + 1, cut=" (--show verdict)")
     yield from said("Times", screen.times)
+    yield from said("Run", screen.run, cut=" (--show verdict)")
     yield Text()
     shown, left_out = _domain_lines(screen.table, width)
     yield from shown

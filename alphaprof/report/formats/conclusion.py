@@ -1,0 +1,61 @@
+"""The conclusion of a report in one or two plain sentences, made of the values that stand below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from alphaprof.render import format as fmt
+from alphaprof.report.build import Report
+from alphaprof.report.verdict import beside
+
+NAME = 16  # characters of a domain's name in a sentence
+NAMED = 4  # domains that a sentence names
+
+
+def conclusion(report: Report) -> str:
+    """Return what to do, and how sure that is; what to do next if it is open."""
+    answer, asked = report.answer, report.traffic.min_speedup
+    if answer.draft is None or answer.speedup is None or not math.isfinite(answer.speedup.high):
+        return _unknown(report)
+    setting = f"{fmt.short(answer.draft, NAME)} with {fmt.many(answer.gamma or 0, 'speculative token')}"
+    low, high = (beside(end, asked, 2) for end in (answer.speedup.low, answer.speedup.high))
+    faster = f"about {fmt.number(answer.speedup.value)} times as fast"
+    sure = f"{fmt.level(report.confidence)} {{}} bound {{}}"
+    if answer.verdict == "GO":
+        return f"Turn on {setting}: {faster} ({sure.format('lower', low)}).{_by_domain(report)}"
+    if answer.verdict == "NO-GO":
+        over = f"the best, {setting}, is {faster} ({sure.format('upper', high)}); {asked:g} was asked for"
+        return f"Leave speculative decoding off: {over}.{_by_domain(report)}"
+    if answer.documents_needed is not None:
+        following = f"profile {fmt.count(answer.documents_needed)} documents for an 80% chance of a verdict"
+    else:
+        following = answer.remedy or answer.reason
+    return f"Not decided: {setting} is {faster}, from {low} to {high}; {asked:g} was asked for. Next: {following}."
+
+
+def _unknown(report: Report) -> str:
+    """Return what is known without a speedup, why it is open, and the next step."""
+    answer, emits = report.answer, ""
+    for each in (item.answer for item in report.drafts[:1]):  # the draft whose rounds emit most
+        if each.draft is not None and each.tokens_per_round is not None:
+            most = fmt.number(each.tokens_per_round.value)
+            emits = f"{fmt.short(each.draft, NAME)} pays where a round costs less than {most} plain decode steps; "
+    following = f" Next: {answer.remedy}." if answer.remedy else ""
+    return f"Not known whether it pays: {emits}{answer.reason}.{following}"
+
+
+def _by_domain(report: Report) -> str:
+    """Return for which domains speculation pays, each with its own best draft and γ; empty if all domains agree."""
+    kinds: dict[str, list[str]] = {}
+    for item in report.domains:
+        kinds.setdefault(str(item.answer.verdict), []).append(fmt.short(str(item.answer.domain), NAME))
+    words = {"GO": "it pays for", "NO-GO": "it does not pay for", "UNDECIDED": "it is not settled for"}
+    clauses = [f"{words[kind]} {_listed(names)}" for kind in words if (names := kinds.get(kind))]
+    return f" {fmt.sentence('; '.join(clauses))}." if len(clauses) > 1 else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them."""
+    shown = [*names] if len(names) <= NAMED else [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
