@@ -323,7 +323,8 @@ class HeadDrafter:
         for depth in range(1, count + 1):
             if depth > 1:
                 state = self._cache.deepen(tokens[-1], state, depth)
-            rows = self._network.logits(state, depth) if made is None else self._network.after(made[depth - 1 : depth], state)
+            network = self._network
+            rows = network.logits(state, depth) if made is None else network.after(made[depth - 1 : depth], state)
             rows = rows[:, : self._width if self._ids is None else len(self._ids)]
             tokens.append(self._chosen(rows, len(ids) - self._prompt + depth - 1, laws))
         return Proposal(torch.cat(tokens).to(self._device), torch.cat(laws).to(self._device) if laws else None)

@@ -92,8 +92,8 @@ class HeadNetwork(nn.Module, ABC):
         """Return logits [n, logits] of states [n, hidden] at a depth, which hold all that a draft depends on."""
 
     def at_once(self, cache: Any) -> torch.Tensor | None:
-        """Return the rows [batch, depths, hidden] of a round that `cache.extend` has begun, if one pass computes them for all
-        depths. None: each depth is a step of its own.
+        """Return the rows [batch, depths, hidden] of a round that `cache.extend` has begun, if one pass computes them for
+        all depths. None: each depth is a step of its own.
         """
         return None if self.masks is None else cache.drafted
 
