@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -86,17 +86,23 @@ def _spread(size: int, wanted: int) -> Array:
     return np.asarray((2 * np.arange(wanted) + 1) * size // (2 * wanted))
 
 
-def tables(run: Run, draft: str, names: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[pa.Table, pa.Table]]:
+def tables(
+    run: Run, draft: str, names: Sequence[str], texts: Sequence[str] = (), only: Set[int] | None = None
+) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Yield columns of the log of a draft and its documents, of each complete shard. `texts`: columns of documents beside
-    those of a `Shape`.
+    those of a `Shape`. `only`: shards that hold none of these documents are not read.
     """
     for shard in run.shards:
-        yield run.positions(draft, shard.index, names), run.continuations(shard.index, [*SHAPED, *texts])
+        documents = run.continuations(shard.index, [*SHAPED, *texts])
+        if only is None or not only.isdisjoint(documents["document"].to_pylist()):
+            yield run.positions(draft, shard.index, names), documents
 
 
-def shards(run: Run, draft: str, names: Sequence[str]) -> Iterator[tuple[dict[str, Array], Shape]]:
+def shards(
+    run: Run, draft: str, names: Sequence[str], only: Set[int] | None = None
+) -> Iterator[tuple[dict[str, Array], Shape]]:
     """Yield the same as arrays, and where the documents lie; nulls become -1 or NaN. A column may be named twice."""
-    for positions, documents in tables(run, draft, list(dict.fromkeys(names))):
+    for positions, documents in tables(run, draft, list(dict.fromkeys(names)), only=only):
         yield {name: array_of(positions[name]) for name in positions.column_names}, Shape.of(documents)
 
 
@@ -107,12 +113,6 @@ def gathered(parts: Iterable[Mapping[Name, Array]]) -> dict[Name, Array]:
         for name, values in part.items():
             found.setdefault(name, []).append(values)
     return {name: np.concatenate(values) for name, values in found.items()}
-
-
-def columns_at(run: Run, draft: str, index: int, names: Sequence[str]) -> dict[str, Array]:
-    """Reads columns of one shard as arrays; nulls become -1 or NaN."""
-    table = run.positions(draft, index, names)
-    return {name: array_of(table[name]) for name in names}
 
 
 def decile_edges(run: Run, draft: str) -> Array:

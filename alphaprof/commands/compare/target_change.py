@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,9 +29,9 @@ from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import MISSED, Array, Interval, by_cluster, distinct, pooled_share, present
 from alphaprof.stats.paired import differing, share_difference, weighted_inverse_difference
-from alphaprof.totals.count import SHAPED, Shape, policies
+from alphaprof.totals.count import policies
 from alphaprof.totals.documents import Documents, Units
-from alphaprof.totals.log_sample import LogPart, columns_at, limit_of
+from alphaprof.totals.log_sample import LogPart, limit_of, shards
 
 VerdictName = Literal["KEEP", "RETRAIN", "TURN OFF", "UNDECIDED"]
 ALL = "all traffic"
@@ -264,24 +264,21 @@ def _paired_logs(first: RunDraft, second: RunDraft, rows: tuple[Array, Array], q
     names = ["token", "target_top", *sorted(known.intersection(rules))]
     one, two = (table["document"].to_pylist() for table in tables)
     part = LogPart.of(first.run, Documents.of(first.run.documents()), limit_of(first.run)).run
-    old = _log(part, first.draft, names, one)
+    old = _log(part, first.draft, names, set(one))
     read = [place for place, number in enumerate(one) if number in old and rules[place] in known]
-    new = _log(second.run, second.draft, names, [two[place] for place in read])
+    new = _log(second.run, second.draft, names, {two[place] for place in read})
     units = Units.of(pa.concat_tables(tables)).codes
     return [_Paired(units[place], rules[place], old[one[place]], new[two[place]]) for place in read]
 
 
-def _log(run: Run, draft: str, names: Sequence[str], numbers: Sequence[int]) -> Log:
+def _log(run: Run, draft: str, names: Sequence[str], numbers: Set[int]) -> Log:
     """Return columns of a draft's log by document, of some documents; shards that hold none of them are not read."""
-    found, wanted = Log(), set(numbers)
-    for shard in run.shards:
-        shape = Shape.of(run.continuations(shard.index, SHAPED))
-        here = [place for place, number in enumerate(shape.document.tolist()) if number in wanted]
-        columns = columns_at(run, draft, shard.index, names) if here else {}
-        for place in here:
-            own = slice(shape.start[place], shape.stop[place])
-            found[int(shape.document[place])] = {name: column[own] for name, column in columns.items()}
-    return found
+    return {
+        number: {name: column[start:stop] for name, column in columns.items()}
+        for columns, shape in shards(run, draft, names, numbers)
+        for number, start, stop in zip(shape.document.tolist(), shape.start, shape.stop, strict=True)
+        if number in numbers
+    }
 
 
 def _common_text(pairs: Sequence[_Paired], confidence: float) -> CommonText:
