@@ -16,7 +16,7 @@ from alphaprof.report import build
 from alphaprof.report.build import RunReport, build_report
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Documents
-from alphaprof.totals.log_sample import ENOUGH, LogPart
+from alphaprof.totals.log_sample import ENOUGH, LogPart, shards
 from tests.loops import each
 from tests.reporting import as_terminal, codes
 from tests.synthetic import Domain, Recipe, write_run
@@ -56,6 +56,17 @@ def test_a_part_has_documents_of_every_kind_of_text(run: Run, limit: int) -> Non
     numbers = [number for shard in part.run.shards for number in run.continuations(shard.index)["document"].to_pylist()]
     assert part.documents.numbers.tolist() == numbers
     assert part.run.manifest.documents == len(numbers)
+
+
+def test_shards_without_a_document_that_is_asked_for_are_not_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, read = {0, 1, run.manifest.documents - 1}, []
+    whole = run.positions
+    monkeypatch.setattr(run, "positions", lambda draft, index, columns: read.append(index) or whole(draft, index, columns))
+    numbers = [shape.document.tolist() for _, shape in shards(run, "lookup", ["token"], asked)]
+    assert read == [
+        shard.index for shard in run.shards if asked & set(run.continuations(shard.index)["document"].to_pylist())
+    ]
+    assert asked <= {number for each in numbers for number in each}
 
 
 def test_a_part_is_spread_over_the_run(run: Run) -> None:
