@@ -23,6 +23,7 @@ from alphaprof.commands.diagnose import (
     Served,
     as_mixture,
     ask_server,
+    compare_prompts,
     compared,
     diagnose,
     digests_of,
@@ -165,6 +166,25 @@ def test_each_shape_has_its_causes(change: Sequence[float], causes: set[str], si
     answer = diagnose(side, [str(tmp_path / "page.txt")])
     assert answer.outcome == ("differs" if causes else "as_predicted"), answer.reason
     assert of(answer) == causes
+
+
+def test_two_depths_that_lose_drafts_are_more_than_the_first() -> None:
+    depths, _, sign, *_ = compared(chain([0.8, 0.6, 0.6], 8000, units=80), chain([0.6, 0.4, 0.6]))
+    assert [depth.sign for depth in depths] == [-1, -1, 0]
+    words, causes = shape_of(depths, sign, 20000)
+    assert ("later ones too" in words, "feedback" in causes) == (True, True)
+
+
+@each(
+    ("requests", "more", "sure"),
+    [(2, 3.0, True), (4, 3.0, True), (3, 3.0, False), (2, 0.0, False), (3, 0.0, False), (2, 2.5, False)],
+)
+def test_prompts_that_are_the_runs_own_tell_to_the_token(requests: int, more: float, sure: bool) -> None:
+    """Each of them as often, and so many tokens longer: with another number of requests it may be chance."""
+    run = chain([0.8], units=2, requests=2, prompts=np.array([10.0, 50.0]))
+    found, out, surely = compare_prompts(run, chain([0.8], requests=requests, prompts=np.array([30.0 + more])))
+    assert (surely, set(found)) == (sure, {"template", "thinking"} if sure else set())
+    assert bool(out) == (requests % 2 == 0 and more == 0)
 
 
 @each(

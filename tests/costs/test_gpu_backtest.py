@@ -154,44 +154,6 @@ ROUNDS = "gpu,target,head,batch,context,K,base_ms,round_ms,kind,tau,output\n"
 ROW = "l40s,llama-3.1-8b.json,head-llama-3.1-8b.json,1,1152,1,23.79,25.97,wall_group,1.5,64\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (ROUNDS + ROW + ROW.replace("23.79", "fast"), "line 3: base_ms is 'fast', and no number above 0"),
-        (ROUNDS + ROW.replace("25.97", "0"), "line 2: round_ms is '0', and no number above 0"),
-        (ROUNDS + ROW.replace("1.5,", "9,"), "tau is 9, and a round of 1 drafts emits 1 to 2 tokens"),
-        (ROUNDS + ROW.replace("1.5,64", ""), "line 2: output is ''"),
-        (ROUNDS + "l40s\n", "no row of"),
-        (ROUNDS + ROW.replace(",head-llama-3.1-8b.json", ",../README.md"), "Expecting value"),
-        (ROUNDS.replace("base_ms", "ms") + ROW, "has no column base_ms"),
-        ("", "no row of"),
-    ],
-)
-def test_rows_that_cannot_be_read_end_in_two_lines(content: str, problem: str, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(content)
-    first, second = refused(tmp_path / "rows.csv")
-    assert problem in first
-    assert second.startswith("hint: ")
-
-
-def test_options_that_cannot_be_followed_end_in_two_lines(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(ROUNDS + ROW)
-    for options in (("--out", "x.json"), ("--preset", "other"), ("--preset", "gone.json"), ("--models", tmp_path / "gone")):
-        assert refused(tmp_path / "rows.csv", *options)[1].startswith("hint: ")
-
-
-def refused(rows: Path, *options: str | Path) -> tuple[str, str]:
-    """The two lines with which the script ends."""
-    script = ROOT / "scripts" / "research" / "gpu_backtest.py"
-    main = runpy.run_path(str(script))["main"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [str(each) for each in (script, rows, "--configs", GOLDEN / "configs", *options)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    first, second = str(ended.value).splitlines()
-    return first, second
-
-
 OTHERS = ['{"like": "none", "factor": "2"}', '{"like": "none", "step_ms": -1}', '{"like": "none", "layer_us": Infinity}']
 OTHERS += ['{"like": "none", "accelerator": "x"}', '{"like": "none", "efficiency": {"memory": 0}}', '{"like": []}']
 

@@ -231,6 +231,18 @@ def test_bounds_of_step_times_hold_in_every_batch(times: StepTimes, kind: str) -
         assert alone[0] <= time_spent(counts, mixed).sum() / counts.tokens.sum() <= alone[1]
 
 
+def test_bounds_allow_that_all_sequences_do_the_same() -> None:
+    """Others that never draft, and others that always do: the bounds are those of a batch of which nothing is known."""
+    alone = batch_of(MODEL, 4)
+    assert alone.alone is alone
+    for chances in ([1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]):
+        mixed = dataclasses.replace(alone, others=Drafting(np.array(chances)))
+        assert mixed.alone == alone
+        least, most = cost_bounds(mixed, 3)
+        assert least <= cost_bounds(alone, 3)[0]
+        assert most == cost_bounds(alone, 3)[1]
+
+
 def test_a_doubt_about_what_rounds_draft_counts_for_all_sequences() -> None:
     """To first order: the time of a batch in which every round may draft a hundredth of its doubt more."""
     counts = rounds_of(6, "stop")

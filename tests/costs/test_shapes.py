@@ -27,6 +27,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "nemotron": SIZES,
     "kimi_linear": {"linear_attn_config": DELTA, "layer_types": None},
     "nemotron_h": {"moe_latent_size": 1024},
+    "mimo_v2_flash": {"swa_num_key_value_heads": 8},
 }
 
 
@@ -48,6 +49,9 @@ def test_a_family_is_counted_as_transformers_builds_it(family: str) -> None:
     assert shape.parameters == pytest.approx(sum(matrices.values()) + head, rel=0.005)
     experts = sum(size for name, size in matrices.items() if ".experts." in name)
     assert shape.experts * shape.expert_parameters == pytest.approx(experts, rel=1e-6)
+    routers = sum(size for name, size in matrices.items() if name.endswith(".gate.weight") or ".router." in name)
+    always = sum(matrices.values()) + head - shape.looked_up - experts - routers  # what a step reads beside its experts
+    assert shape.parameters - shape.looked_up - experts == pytest.approx(always, rel=0.006)
     assert shape.experts == (first_of(config, *EXPERTS) if experts else 0)
 
 

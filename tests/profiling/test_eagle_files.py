@@ -332,6 +332,17 @@ def test_names_below_model_and_positions_by_layer_type_are_read(tmp_path: Path, 
     assert not torch.equal(states(turned, FEATURES), expected)
 
 
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_positions_in_three_sections_are_plain_ones_in_text(tmp_path: Path, model: Model, name: str) -> None:
+    described = config()
+    weights = tensors(described)
+    plain = loaded(written(tmp_path / "plain", described, weights), model)
+    described["transformer_layer_config"][name] = {"rope_type": "mrope", "mrope_section": [1, 1, 2], "rope_theta": 100.0}
+    read = loaded(written(tmp_path / "sections", described, weights), model)
+    assert read.network.config.rope_parameters["rope_type"] == "default"
+    assert torch.equal(states(read, FEATURES), states(plain, FEATURES))
+
+
 # Bad input: what is done to config and tensors, and words of the error.
 Change = Callable[[dict[str, Any], Tensors], object]
 

@@ -143,6 +143,7 @@ def test_a_pard_model_of_each_architecture_is_that_of_transformers(architecture:
     options = SimpleNamespace(gammas=[3])
     target: Any = SimpleNamespace(vocabulary=60, dtype_name="float32", device=torch.device("cpu"), eos=(2,), reference="it")
     draft = load_pard("head", PardDraft(kind="pard", model=str(tmp_path)), options, target, None)  # type: ignore[arg-type]
+    assert draft.context == config["max_position_embeddings"] - 1
     ids = torch.randint(0, 58, (1, 12))
     with torch.inference_mode():
         found = list(draft.network.states(ids, torch.zeros(1, 12, 1), 3, 0))

@@ -69,7 +69,7 @@ def test_files_as_people_have_them_are_read(tmp_path: Path, name: str) -> None:
 def test_a_directory_of_logs_is_read_file_by_file_and_one_with_splits_by_datasets(tmp_path: Path) -> None:
     for name, content in (("2.jsonl.gz", gzip.compress(LINES)), ("1.jsonl", b'{"text": {"a": 1}}\n' + LINES), (".x", b"")):
         (tmp_path / name).write_bytes(content)
-    found = corpus({"path": str(tmp_path), "bad_rows": 0.5})
+    found = corpus({"path": str(tmp_path), "bad_rows": 0.2})  # one of five rows is exactly what is allowed
     assert texts(found) == ["one", "two", "one", "two"]
     assert "1.jsonl line 1 text holds an object" in found.bad_rows()[0]
     (tmp_path / "latest.jsonl").write_bytes(LINES)  # no split, whatever its name ends with

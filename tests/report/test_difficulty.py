@@ -21,6 +21,12 @@ def test_the_autocorrelation_of_a_sequence_by_hand() -> None:
     assert (found.value, found.low, found.high) == (0.0, -1.0, 1.0)
 
 
+def test_a_document_without_neighbours_changes_no_autocorrelation() -> None:
+    sums = np.array([[9.0, 8.0, 7.0, 0.0], [5.0, 3.0, 4.0, 0.0], [5.0, 4.0, 3.0, 0.0], [4.0, 2.0, 2.0, 0.0]])
+    found = autocorrelation(np.arange(4), tuple(sums), 0.95)
+    assert found == autocorrelation(np.arange(3), tuple(sums[:, :3]), 0.95)
+
+
 @each("bursts", [0.0, 0.5])
 def test_the_interval_of_the_autocorrelation_holds_the_truth(bursts: float) -> None:
     rng = np.random.default_rng(1)

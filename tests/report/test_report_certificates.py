@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,8 @@ from alphaprof.stats.estimate import Interval
 from alphaprof.theory.certificates import margin_thresholds, strict_thresholds
 from tests import reference
 from tests.conftest import slow
-from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, RULES, judged, prepared, recounted, sharpest
-from tests.reporting import as_json, as_terminal, engine, only, reported, runs_of
+from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, judged, prepared, recounted, sharpest
+from tests.reporting import as_json, as_terminal, engine, reported, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
 Array = np.ndarray[Any, Any]
@@ -394,39 +392,6 @@ def test_strict_says_the_same_with_thresholds_and_without(tmp_path: Path, report
 # Real models.
 
 
-@pytest.fixture
-def profiled(tiny: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Run]:
-    """Runs on tiny models, of greedy text and of sampled text with and without truncation, by their drafts."""
-    from alphaprof.config.load import load_profile
-    from alphaprof.profiling.profile import profile
-    from tests.runs import Silent
-
-    rows = [{"text": f"{place} the quick brown fox " * (1 + place % 3)} for place in range(6)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    drawn = {"kind": "sampled", "temperature": 0.3, "max_new_tokens": 24}
-    source = {"path": "rows.jsonl", "prompt": "{text}"}
-    tree = {
-        "target": {"model": str(tiny / "target"), "dtype": "float32"},
-        "data": [
-            source | {"domain": "code"},
-            source | {"domain": "story", "continuation": drawn},
-            source | {"domain": "novel", "continuation": drawn | {"top_p": 0.8}},
-        ],
-        "continuation": {"kind": "greedy", "max_new_tokens": 24},
-        "draft_processing": "same",
-        "rules": [*RULES, "tree_4"],
-        "gammas": [1, 4],
-        "costs": {"context": 16, "repeats": 3},
-    }
-
-    def run(drafts: dict[str, Any]) -> Run:
-        path = tmp_path / "profile.json"
-        path.write_text(json.dumps(tree | {"drafts": drafts} | ({"certificates": True} if drafts else {})))
-        return profile(load_profile(path), tmp_path / f"run of {len(drafts)}", Silent(), resume=False)
-
-    return run
-
-
 def test_coverage_by_width_is_that_of_the_log(run: Run, log: pd.DataFrame) -> None:
     """On text that the target chose: ranks up to the width, and where the divergence leaves no other possibility."""
     found = {(item.draft, item.width): item for item in build_report(run).section("target").coverage}
@@ -452,88 +417,6 @@ def test_coverage_by_width_is_that_of_the_log(run: Run, log: pd.DataFrame) -> No
 def test_coverage_is_of_text_that_the_target_chose(tmp_path: Path) -> None:
     wiki = Domain(documents=5, on_policy=False, continuation="text")
     assert reported(tmp_path, Recipe(domains={"wiki": wiki})).section("target").coverage == ()
-
-
-@pytest.mark.models
-def test_real_models_contradict_no_certificate(profiled: Callable[[dict[str, Any]], Run], tiny: Path) -> None:
-    """Divergences, thresholds and acceptance of whole distributions, greedy, sampled and truncated; the target as its own
-    draft is certified nearly everywhere. Without drafts the target says the same.
-    """
-    drafts = {
-        "same": {"kind": "model", "model": str(tiny / "target")},
-        "close": {"kind": "model", "model": str(tiny / "draft")},
-        "skip": {"kind": "layer_skip", "drop_layers": [2]},
-        "ngram": {"kind": "prompt_lookup"},
-    }
-    found = build_report(profiled(drafts))
-    rules, trees = [*CERTIFIED, "tree_4"], ["tree_2", "tree_3", "tree_4"]
-    judged = [(item.domain, item.draft, item.rule) for item in found.section("target").certificates.certificates]
-    greedy, drawn = (list(itertools.product(names, drafts)) for names in (["code"], ["story", "novel"]))
-    assert len(judged) == 3 * len(rules) + 2 * 3 * (len(rules) - len(trees)) == len(set(judged))
-    assert {(domain, draft) for domain, draft, _ in judged} == {each for each in greedy + drawn if each[1] != "ngram"}
-    for item in found.section("target").certificates.certificates:
-        assert item.contradicted == 0
-        assert item.certified.value <= item.accepted.value
-        assert 1 - item.accepted.value <= item.rejected_at_most
-        if item.draft == "same":
-            assert (item.accepted.value, item.rejected_at_most) == (1, pytest.approx(0, abs=0.02))
-            assert item.certified.value > 0.9
-    for rule in rules:
-        assert any(
-            0 < item.certified.value < 1 for item in found.section("target").certificates.certificates if item.rule == rule
-        )
-    truncated = [
-        item for item in found.section("target").certificates.certificates if (item.domain, item.draft) == ("novel", "skip")
-    ]
-    assert {item.mean_divergence for item in truncated} == {math.inf}
-    for item in found.section("target").certificates.lossless:
-        assert 0 <= item.from_mean <= item.sharp.value + 1e-9 <= item.beta.value + 1e-6
-    as_json(found)
-    assert "nan" not in as_terminal(found)
-    alone = build_report(profiled({}))
-    assert alone.section("target").certificates.certificates == ()
-    assert alone.section("target").texts == found.section("target").texts
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_draft_with_that_mean_divergence_can_be_rejected_more_often(tmp_path: Path, seed: int) -> None:
-    """Every set of eight positions that could be rejected: their thresholds fit into the sum of the divergences."""
-    rng = np.random.default_rng(seed)
-    thresholds, divergences = rng.exponential(0.2, 8).astype(np.float32), rng.exponential(0.1, 8).astype(np.float32)
-    thresholds[rng.random(8) < 0.15] = np.inf
-    found = certificate(build_report(small_run(tmp_path, thresholds, divergences)), "code")
-    budget = float(divergences.astype(float).sum())
-    sizes = [
-        len(chosen)
-        for size in range(9)
-        for chosen in itertools.combinations(thresholds.astype(float), size)
-        if sum(chosen) <= budget
-    ]
-    assert found.rejected_at_most == max(sizes) / 8
-    assert 1 - found.accepted.value <= found.rejected_at_most
-
-
-@pytest.mark.parametrize("luck", [0.0, 0.4])
-def test_what_is_certain_is_the_least_that_a_draft_within_epsilon_reaches(tmp_path: Path, luck: float) -> None:
-    """A draft with a KL of .03 everywhere that is right where it must be, and elsewhere with luck: without it, just that."""
-    run = write_run(tmp_path / "run", Recipe(domains={"code": Domain(documents=10)}, certificates=True, seed=4))
-    rng = np.random.default_rng(1)
-
-    def change(rows: pd.DataFrame) -> None:
-        rows["token"] = rows["target_top"]
-        right = (rows["threshold_strict"] > 0.03) | (rng.random(len(rows)) < luck)
-        rows["kl_target_draft"] = np.float32(0.03)
-        rows["draft_top"] = np.where(right, rows["token"], rows["token"] + 1)
-
-    found = build_report(rewritten(run, "small", change))
-    (least,) = [item for item in found.section("target").texts[0].runs if (item.rule, item.epsilon) == ("strict", 0.03)]
-    reached = only(found, "code").gammas[-1]
-    assert reached.gamma == least.gamma == 4
-    if luck:
-        assert reached.tokens_per_round.value > least.tokens_per_round.value
-    else:
-        assert reached.tokens_per_round == least.tokens_per_round
-    assert certificate(found, "code").contradicted == 0
 
 
 def test_a_hybrid_beside_certificates_is_no_draft_of_the_log(tmp_path: Path) -> None:

@@ -562,6 +562,7 @@ def test_a_bucket_that_does_not_exist_is_named(gate: Gate, verb: str) -> None:
     ({"AWS_ENDPOINT_URL": "ftp://sesame"}, "AWS_ENDPOINT_URL is not"),
     ({"AWS_SESSION_TOKEN": "sesame\n"}, "AWS_SESSION_TOKEN holds"),
     ({"AZURE_STORAGE_ACCOUNT_NAME": "", "AZURE_STORAGE_ACCOUNT_KEY": "sesame"}, "how to reach abfs://"),
+    ({"AZURE_STORAGE_ACCOUNT_NAME": "account"}, "how to reach abfs://"),
 ])  # fmt: skip
 def test_variables_that_cannot_be_used_are_named(
     variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
@@ -571,6 +572,13 @@ def test_variables_that_cannot_be_used_are_named(
     with pytest.raises(OptionInvalid, match=words) as caught:
         storage_of("abfs://container/run" if "abfs" in words else "s3://bucket/run")
     assert "sesame" not in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("variable", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID"])
+def test_an_account_of_azure_needs_one_way_to_prove_it(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv(variable, "c2VzYW1l")
+    assert isinstance(storage_of("abfs://container/run"), storage.ObjectStorage)
 
 
 @on_servers

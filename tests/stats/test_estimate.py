@@ -349,6 +349,13 @@ def test_a_control_of_zero_is_none() -> None:
     assert controlled(rng.random(30), np.ones(30), np.zeros(30)) is None
 
 
+def test_the_only_document_with_a_control_is_not_controlled() -> None:
+    """All others say nothing of its slope: 0 / 0."""
+    totals, counts, control = np.arange(1.0, 21), np.full(20, 20.0), np.zeros(20)
+    control[7] = 1.0
+    assert adjusted(totals, counts, control)[7] == totals[7]
+
+
 @given(controls, st.floats(-3, 3))
 def test_what_a_control_explains_is_gone(found: list[tuple[float, int, int]], slope: float) -> None:
     """Totals that follow their counts and the control exactly give the ratio without the control, wherever its mean is."""

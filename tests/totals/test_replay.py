@@ -386,38 +386,6 @@ def test_expected_counts_are_those_of_every_way_it_can_go(blocks: bool, tiny_mod
     assert found.tokens.tolist() == [len(text) - 1 for text in written]
 
 
-@in_blocks
-def test_parts_of_texts_have_their_tokens_share_of_every_way_it_can_go(
-    blocks: bool, tiny_models: tuple[Models, int]
-) -> None:
-    """Given each text, cut anywhere into three parts: each of the n tokens of a round takes 1/n of it."""
-    models, gamma = tiny_models
-    written = list(texts(models))
-    one, *chances = logged(models, written, blocks)
-    part = np.random.default_rng(gamma).integers(3, size=len(one.run))
-    row = np.repeat(np.arange(len(written)), one.stop - one.start) * 3 + part
-    found = listed_rounds(one, gamma, tuple(chances), blocks).parts(row, 3 * len(written), gamma)
-    law, enumerated, index = process(models, gamma, blocks), Rounds.none(3 * len(written), gamma), {}
-    chance = Counter[tuple[int, ...]]()
-    for (text, _), share in law.items():
-        chance[text] += share
-    index, depth = {text: number for number, text in enumerate(written)}, np.arange(1, gamma + 1)
-    for (text, rounds), share in law.items():
-        at = one.start[index[text]] + 1
-        for drafted, tested, accepted in rounds:
-            emitted = min(accepted + 1, one.stop[index[text]] - at)
-            for place in range(at, at + emitted):
-                weight = share / chance[text] / emitted
-                enumerated.rounds[row[place]] += weight
-                enumerated.tokens[row[place]] += share / chance[text]
-                enumerated.drafted[row[place]] += weight * (depth <= drafted)
-                enumerated.tested[row[place]] += weight * (depth <= tested)
-                enumerated.accepted[row[place]] += weight * (depth <= accepted)
-            at += emitted
-    for name in ("rounds", "tokens", "drafted", "tested", "accepted"):
-        assert getattr(found, name) == pytest.approx(getattr(enumerated, name), abs=1e-12), name
-
-
 @each("before", [-1e300, 1e300, math.nan])
 @in_blocks
 def test_what_memory_held_before_changes_no_count(blocks: bool, before: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,39 +469,6 @@ def test_control_is_zero_on_average_over_texts(blocks: bool, tiny_models: tuple[
         assert np.abs(control).max() > 0.1
 
 
-@given(st.lists(st.floats(0, 4), min_size=2, max_size=60), st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
-def test_blocks_need_no_more_rounds_than_single_drafts(ratios: list[float], gamma: int) -> None:
-    """In any text, whatever the ratios q/p of its tokens."""
-    one, chances = trace([0] * len(ratios)), (np.array(ratios), np.zeros(len(ratios)))
-    blocks = replays(one, [gamma], chances, blocks=True)[gamma]
-    single = replays(one, [gamma], (np.minimum(ratios, 1), chances[1]))[gamma]
-    assert blocks.rounds[0] <= single.rounds[0] + 1e-9
-
-
-@each("case", range(50))
-def test_a_block_keeps_what_the_ratios_say_and_the_targets_law(case: int) -> None:
-    """One round, every tuple of drafts: P(text) is the target's, and P(at least i drafts kept | text) = min over j <= i of
-    the product of q/p; every third draft is a point mass.
-    """
-    vocabulary, gamma = 2 + case % 3, 1 + case % 4
-    models = random_models(case, vocabulary, 0, gamma)
-    if case % 3 == 0:
-        models.q.update({history: np.eye(vocabulary)[int(law.argmax())] for history, law in models.q.items()})
-    ways: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for chance, emitted, accepted, _ in one_block(models, (), gamma):
-        ways[emitted, accepted] += chance
-    for text in itertools.product(range(vocabulary), repeat=gamma + 1):
-        p = np.array([models.p[text[:place]][token] for place, token in enumerate(text)])
-        q = np.array([models.q[text[:place]][token] for place, token in enumerate(text[:-1])])
-        exactly = np.array([ways[text[: kept + 1], kept] * p[kept + 1 :].prod() for kept in range(gamma + 1)])
-        assert exactly.sum() == pytest.approx(p.prod(), abs=1e-12)
-        if p.prod() > 0:
-            at_least = np.minimum.accumulate([1.0, *np.minimum(np.cumprod(q / p[:-1]), 1.0)])
-            assert exactly[::-1].cumsum()[::-1] / p.prod() == pytest.approx(at_least, abs=1e-9)
-            assert exactly[::-1].cumsum()[::-1] == pytest.approx(at_least * p.prod(), abs=1e-12)
-
-
 def test_blocks_by_hand() -> None:
     """gamma 2, ratios 2 and 1/4: the first draft is kept, the second with min(1, 2, 2/4), where it is 1/4 by itself."""
     one, chances = trace([0, 0, 0, 0]), (np.array([0.0, 2.0, 0.25, 1.0]), np.zeros(4))
@@ -551,49 +486,6 @@ def test_control_by_hand() -> None:
     assert found.control == pytest.approx([1 * -0.1 + 0.5 * -0.25 + 0.875 * 0.75])
     assert found.accepted == pytest.approx(np.array([[0.5 + 0.5 * 0.25 + 0.875]]))
     assert found.rounds == pytest.approx([1 + 0.5 + 0.875])
-
-
-def plain_lookup(run: list[int], proposed: list[int], gamma: int) -> list[tuple[int, ...]]:
-    """Rounds of one document under prompt lookup as (drafted, tested, accepted, emitted), in a plain loop."""
-    found, size, place = [], len(run), 1
-    while place < size:
-        drafted, inside = min(gamma, proposed[place]), size - place
-        accepted = min(drafted, run[place])
-        emitted = min(accepted + 1, inside)
-        found.append((drafted, min(drafted, accepted + 1, inside), accepted, emitted))
-        place += emitted
-    return found
-
-
-@st.composite
-def lookups(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
-    """Documents of prompt lookup: run and proposed at every position."""
-    found = []
-    for size in draw(st.lists(st.integers(1, 20), min_size=1, max_size=5)):
-        proposed = [draw(st.integers(0, 6)) for _ in range(size)]
-        run = [draw(st.integers(0, min(most, size - place))) for place, most in enumerate(proposed)]
-        found.append((run, proposed))
-    return found
-
-
-@given(lookups(), st.integers(1, 7))
-@settings(max_examples=80, deadline=None)
-def test_rounds_of_prompt_lookup_are_those_of_the_plain_loop(
-    given_documents: list[tuple[list[int], list[int]]], gamma: int
-) -> None:
-    """What it proposes depends on where the round starts, so runs do not follow from one another."""
-    run, proposed = (np.concatenate([item[part] for item in given_documents]).astype(int) for part in (0, 1))
-    lengths = [len(item[0]) for item in given_documents]
-    plain = corpus(np.zeros(len(run)), proposed, lengths)
-    counted = replay(dataclasses.replace(plain, run=run), gamma)
-    depth = np.arange(1, gamma + 1)
-    for index, (its_run, its_proposed) in enumerate(given_documents):
-        expected = np.array(plain_lookup(its_run, its_proposed, gamma), dtype=int).reshape(-1, 4)
-        assert counted.rounds[index] == len(expected)
-        assert counted.tokens[index] == expected[:, 3].sum() == lengths[index] - 1
-        for name, column in (("drafted", 0), ("tested", 1), ("accepted", 2)):
-            assert getattr(counted, name)[index].tolist() == (depth <= expected[:, column, None]).sum(0).tolist(), name
-        assert counted.control[index] == 0
 
 
 def test_rounds_of_prompt_lookup_by_hand() -> None:
@@ -661,23 +553,6 @@ def test_prompt_lookup_in_chats_drafts_what_vllm_did_and_less_before_an_eos() ->
         shorter = dataclasses.replace(one, proposed=np.minimum(one.proposed, ends))
         otherwise += with_a_proposal(shorter, 3)[0] != counted["drafted"]
     assert otherwise == 3
-
-
-def test_markov_agreement_matches_the_closed_form() -> None:
-    # theory: tokens/round = 1 + a/(1-a) * (1-r^k)/(1-rho r^k), r = a + rho (1-a), for a two-state chain of agreements.
-    mean, rho, gamma, size = 0.8, 0.6, 4, 400_000
-    generator = np.random.default_rng(5)
-    stay, enter = mean + rho * (1 - mean), mean * (1 - rho)
-    uniform = generator.random(size)
-    state, chain = True, np.empty(size, dtype=bool)
-    for index in range(size):
-        state = uniform[index] < (stay if state else enter)
-        chain[index] = state
-    counted = replay(trace(chain.astype(int).tolist()), gamma)
-    expected = 1 + mean / (1 - mean) * (1 - stay**gamma) / (1 - rho * stay**gamma)
-    assert float((counted.tokens / counted.rounds)[0]) == pytest.approx(expected, rel=0.01)
-    independent = sum(mean**depth for depth in range(gamma + 1))
-    assert float((counted.tokens / counted.rounds)[0]) < independent  # burstiness: the textbook formula overestimates
 
 
 def test_drafts_that_llamacpp_stopped_are_those_of_the_log_and_of_its_room() -> None:
