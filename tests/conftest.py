@@ -25,8 +25,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # no GPU: kernels run in NumPy; read once, when something imports triton
-settings.register_profile("all", deadline=None)  # a busy machine is no failure
-settings.register_profile("default", deadline=None, max_examples=40)
+settings.register_profile("all", deadline=None, max_examples=200)  # a busy machine is no failure
+settings.register_profile("default", deadline=None, max_examples=15)
 
 
 def pytest_configure(config: pytest.Config) -> None:

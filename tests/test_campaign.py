@@ -12,6 +12,7 @@ import pytest
 from alphaprof.errors import DataEmpty
 from scripts import campaign
 
+pytestmark = pytest.mark.slow
 SEED = 17
 COUNTS = {name: max(5, count // 20) for name, (_, count) in campaign.PARTS.items()}
 
@@ -23,20 +24,17 @@ def require_target(name: str, **options: bool) -> None:
     assert len({outcome.kind for outcome in outcomes.values()}) > (name != "kills")  # the cases reach what they aim at
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["files", "disk", "forged"])
 def test_a_hostile_case_ends_in_the_same_answer_or_in_two_lines(name: str) -> None:
     require_target(name, **({} if name == "forged" else {"models": False}))
 
 
-@pytest.mark.slow
 @pytest.mark.models
 @pytest.mark.loopback
 def test_nothing_secret_is_kept_or_printed() -> None:
     require_target("secrets")
 
 
-@pytest.mark.slow
 @pytest.mark.models
 def test_what_was_killed_ends_with_the_same_rows() -> None:
     require_target("kills")

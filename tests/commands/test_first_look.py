@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.commands.first_look import Counters, first_look
@@ -108,7 +108,6 @@ def test_there_is_no_interval_and_never_a_verdict(tmp_path: Path) -> None:
     assert not (tmp_path / "manifest.json").exists()
 
 
-@settings(max_examples=40)
 @given(
     st.integers(1, 4).flatmap(
         lambda gamma: st.tuples(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from transformers import GenerationConfig
@@ -122,7 +122,6 @@ any_settings = st.builds(
 
 
 @given(tied, any_settings)
-@settings(max_examples=400, deadline=None)
 def test_ties_at_a_cut_are_all_kept_as_one_filter_after_the_other_leaves_them(
     logits: np.ndarray, chosen: Processing
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -136,7 +136,6 @@ pieces = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 @pytest.mark.parametrize("markers", [MARKERS, Markers(begin="◁in▷", end="◁out▷")], ids=str)
 @pytest.mark.parametrize("words", [BYTES, fallback()], ids=["bytes", "fallback"])
 @given(prompt=pieces, text=pieces.filter(bool))
-@settings(max_examples=150, deadline=None)
 def test_flags_equal_a_walk_character_by_character(
     words: PreTrainedTokenizerFast, markers: Markers, prompt: str, text: str
 ) -> None:
@@ -164,7 +163,6 @@ characters = st.sampled_from([*TEXT, " ", "  ", "\n", "\u4e16\u754c", "\U0001f46
 
 
 @given(text=st.one_of(st.just(TEXT), st.lists(characters, min_size=1, max_size=30).map("".join)))
-@settings(max_examples=150, deadline=None)
 def test_offsets_are_those_of_hugging_face(real: PreTrainedTokenizerFast, text: str) -> None:
     """For each token of a text, also where a character is cut into several tokens, or several share one."""
     text = "x" + text  # of a text that begins with a space SentencePiece's own decoding drops it

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -91,7 +91,6 @@ def test_every_column_equals_float64_within_1e5(dtype: torch.dtype, vocabulary: 
 
 
 @given(hnp.arrays(np.float32, (1, 9), elements=st.integers(-3, 3).map(float)), st.integers(0, 8))
-@settings(max_examples=200, deadline=None)
 def test_ties_go_to_the_lower_id(logits: np.ndarray, index: int) -> None:
     found = distribution(torch.from_numpy(logits))
     ids = torch.tensor([index])
@@ -227,7 +226,6 @@ def test_rows_are_the_same_on_any_number_of_threads(threads: int, rows: int) -> 
 @example(np.array([[40.0, -22.0], [0.0, 0.0]], np.float32), Processing(0.7), 0, (2, 1))
 @example(np.array([[0.0, -1.0, -95.0], [0.0, -1.0, 0.0]], np.float32), PLAIN, 0, (3, 2))
 @example(np.array([[0, -9.5, -9.6, -30], [0, -5, -1, -30]], np.float32), Processing(0.1, 2), 0, (4, 4))
-@settings(max_examples=150, deadline=None)
 def test_loops_and_torch_agree_on_any_logits(
     logits: np.ndarray, chosen: Processing, token: int, widths: tuple[int, int]
 ) -> None:

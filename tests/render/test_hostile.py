@@ -6,20 +6,24 @@ import json
 import re
 from collections.abc import Callable
 from functools import cache
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.cli.common import one_line
 from alphaprof.errors import AlphaprofError
 from alphaprof.render import format as fmt
-from alphaprof.run.reader import Run
+from alphaprof.render.answer import answer_text
+from alphaprof.report.build import RunReport
+from alphaprof.report.formats.text import ReportAnswer
+from alphaprof.report.sections import NAMES as NAMED
 from tests.loops import each
-from tests.reporting import HOSTILE
+from tests.reporting import HOSTILE, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 PLAIN = "plainname"
@@ -29,6 +33,7 @@ NAMES = {
     "wide": HOSTILE["wide"],
     "huge": "ab" * 50_000,
 }
+LINKS, FORMULAS = ("https://evil.example/x", "www.evil.example"), ("$x_1$ & $y^2$", r"\frac{1}{2}", "=cmd|' /C calc'!A0")
 OUTPUTS = {
     "report": ("report", "{run}"),
     "report as JSON": ("report", "{run}", "--format", "json"),
@@ -91,6 +96,43 @@ def test_a_name_changes_nothing_but_its_own_text(
     assert len(message) <= len(usual) + 20 * fmt.NAME
 
 
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    """Sampled and off-policy text, text that is not what it claims, spans, and a reason that names domains."""
+    drawn = Domain(documents=4, alpha=0.5, temperature=0.7, continuation="sampled", uniform=True)
+    names = [*HOSTILE.values(), *LINKS, *FORMULAS]
+    domains = dict.fromkeys(names, drawn)
+    domains |= {f"{name} ": Domain(documents=2, on_policy=False, continuation="text") for name in names}
+    rules = ("strict", "one_hot", "lossless", "additive_0p1")
+    return reported(tmp_path_factory.mktemp("hostile"), Recipe(domains=domains, rules=rules, thinking=0.5))
+
+
+@each("form", ["terminal", "md", "html", "svg", "json"])
+def test_names_are_text_in_every_format(form: str, hostile: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all sections: no markup, link, emoji, formula or broken table, and nothing that steers a terminal."""
+    monkeypatch.setenv("COLUMNS", "100")
+    text, names = answer_text(ReportAnswer(hostile, NAMED), form), {item.answer.domain for item in hostile.domains}
+    assert {char for char in text if not char.isprintable()} <= {"\n"}
+    if form == "terminal":
+        assert max(map(cell_len, text.splitlines())) <= 100
+    elif form == "json":
+        assert (text.isascii(), {item["answer"]["domain"] for item in json.loads(text)["domains"]}) == (True, names)
+    elif form == "md":
+        assert not re.search(r"(?<!\\):\w+:|https://|www\.evil|<script", text)
+        tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+        assert len(tables) > 5
+        for lines in tables:
+            assert len({re.sub(r"\\.", "", line).count("|") for line in lines}) == 1
+    else:
+        written = HTMLParser()
+        tags, words = list[str](), list[str]()
+        monkeypatch.setattr(written, "handle_starttag", lambda tag, _: tags.append(tag))
+        monkeypatch.setattr(written, "handle_data", words.append)
+        written.feed(text)
+        assert {"script", "img", "b" if form == "svg" else "iframe"}.isdisjoint(tags)
+        assert [name for name in (HOSTILE["html"], HOSTILE["markup"], *FORMULAS) if name not in "\n".join(words)] == []
+
+
 def figures(text: str) -> list[str]:
     """Numbers and verdicts of a text, in their order; no name here holds one. Figures of the page are left out: their marks
     lie where names leave room.
@@ -109,30 +151,3 @@ def swapped(value: Any, name: str, key: str) -> Any:
         value = value.replace(f"/{key}/run", "/plain/run")
         return value.replace(name, PLAIN).replace(fmt.short(name), PLAIN)
     return value
-
-
-@pytest.mark.slow
-@pytest.mark.models
-def test_a_hostile_dataset_is_profiled_and_reported_like_any_other(tiny: Path, tmp_path: Path) -> None:
-    """Names and prompts of a dataset, from the file on disk to every output, with what is said on the way."""
-    names = [*NAMES.values(), HOSTILE["long"], "=cmd|' /C calc'!A0"]
-    prompts = ["<script>alert(1)</script>\u202e{x} [red] ${y} %s", "a\x00b\x1b[2Jc\r\n\u2028 tab\t"]
-    rows = [{"kind": name, "text": f"{prompt} {turn}"} for turn in range(2) for name in names for prompt in prompts]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    profile = {
-        "target": {"model": str(tiny / "target"), "dtype": "float32"},
-        "drafts": {"small": {"kind": "model", "model": str(tiny / "draft")}, "ngram": {"kind": "prompt_lookup"}},
-        "data": [{"domain": {"column": "kind"}, "path": str(tmp_path / "rows.jsonl"), "prompt": "{text}"}],
-        "continuation": {"kind": "greedy", "max_new_tokens": 4},
-        "gammas": [1, 2],
-        "costs": {"repeats": 3, "context": 16},
-    }
-    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(profile))
-    file, run = str(tmp_path / "profile.yaml"), str(tmp_path / "run")
-    commands = [["profile", file, "--dry-run"], ["profile", file, "--out", run]]
-    commands += [["report", run, "--format", kind] for kind in ("terminal", "json", "md", "html")]
-    for command in commands:
-        found = CliRunner().invoke(app, command)
-        assert found.exit_code == 0, (command, found.output[-2000:])
-        assert {char for char in found.output if not char.isprintable()} <= {"\n"}, command
-    assert set(Run.open(tmp_path / "run").documents()["domain"].to_pylist()) == set(names)

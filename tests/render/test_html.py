@@ -22,7 +22,7 @@ from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.formats.page import render_html
 from alphaprof.report.sections import NAMES
 from tests.loops import each
-from tests.reporting import HOSTILE, as_terminal, reported
+from tests.reporting import as_terminal, reported
 from tests.synthetic import Domain, Recipe, write_run
 
 SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
@@ -189,24 +189,6 @@ def test_no_two_elements_of_a_page_have_one_name(pages: Pages) -> None:
         used = [value for _, about in page.elements for key, value in about.items() if key in ("href", "xlink:href")]
         used += [f"#{found}" for found in re.findall(r"url\(#(\w+)\)", page.source)]
         assert {value for value in used if value and value.startswith("#")} <= {f"#{each_name}" for each_name in names}
-
-
-@each("name", ["html", "escape", "direction", "long", "empty"])
-def test_hostile_names_change_nothing_but_their_own_text(tmp_path: Path, name: str) -> None:
-    _, plain = page_of(tmp_path / name / "plain", Recipe(domains={"name": Domain()}))
-    _, page = page_of(tmp_path / name / "odd", Recipe(domains={HOSTILE[name]: Domain()}))
-    skeletons = [
-        [(tag, sorted(about)) for tag, about in each_page.elements if tag not in DRAWN] for each_page in (page, plain)
-    ]
-    assert skeletons[0] == skeletons[1]
-    assert fmt.visible(fmt.short(HOSTILE[name])).split() == [
-        word for word in fmt.visible(fmt.short(HOSTILE[name])).split() if word in page.text
-    ]
-    assert "\u202e" not in page.source
-    assert "\x1b" not in page.source
-
-
-DRAWN = ("text", "path", "g", "defs", "use", "clippath", "rect")  # an empty name has no place on a figure
 
 
 @each("package", ["jinja2", "matplotlib"])

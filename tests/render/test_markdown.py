@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
@@ -13,12 +12,12 @@ from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
 from alphaprof.render.blocks import OUTCOMES, Table
-from alphaprof.render.markdown import SIGNS, escaped
+from alphaprof.render.markdown import SIGNS
 from alphaprof.report.build import build_report
 from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.sections import NAMES
 from alphaprof.run.reader import Run
-from tests.reporting import HOSTILE, as_markdown, reported
+from tests.reporting import as_markdown
 from tests.synthetic import Domain, Recipe, write_run
 
 RECIPE = Recipe(
@@ -74,24 +73,6 @@ def test_a_report_has_its_verdict_and_a_row_a_domain(run: Run) -> None:
     assert rows[-1][0] == "all traffic"
     assert "| a\\|b &lt;i\\> |" in text
     assert [line for line in screen.notes if f"- {line}" not in told] == []
-
-
-def test_names_mean_nothing_but_themselves(tmp_path: Path) -> None:
-    """No markup, emoji, link or broken table, in the domains of one report."""
-    names = [*HOSTILE.values(), "https://evil.example/x", "www.evil.example"]
-    report = reported(tmp_path, Recipe(domains={name: Domain(documents=4) for name in names}))
-    table, whole = as_markdown(report), as_markdown(report, "all")
-    assert not re.search(r"(?<!\\):\w+:|https://|www\.evil", table)
-    rows = [line for line in table.splitlines() if line.startswith("| ")]
-    assert {row.split(" | ")[0] for row in rows[1:-1]} == {
-        f"| {escaped(str(item.answer.domain))}" for item in report.domains
-    }
-    assert "<script" not in whole
-    for part in re.split(r"\n\n", whole):
-        rows = [line for line in part.splitlines() if line.startswith("|")]
-        assert len({len(cells(line)) for line in rows}) <= 1
-        assert rows in ([], part.strip("\n").splitlines())  # empty lines around every table
-    assert all(char.isprintable() or char == "\n" for char in whole)
 
 
 def called(run: Run, *arguments: str) -> str:

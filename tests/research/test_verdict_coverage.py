@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.loops import each
 
+pytestmark = pytest.mark.slow
 SCRIPT = str(ROOT / "scripts" / "research" / "verdict_coverage.py")
 
 

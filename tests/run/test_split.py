@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.run.split import (
@@ -173,7 +173,6 @@ def test_a_group_that_is_most_of_a_domain_is_for_training_and_said_so() -> None:
     seed=st.integers(0, 10_000),
     domains=st.integers(1, 3),
 )
-@settings(max_examples=40)
 def test_no_group_is_torn_and_no_unit_lost(sizes: list[int], seed: int, domains: int) -> None:
     rng = np.random.default_rng(seed)
     texts = []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.errors import OptionInvalid
@@ -100,7 +100,6 @@ depths_of_documents = st.lists(
 
 
 @given(depths_of_documents)
-@settings(max_examples=300, deadline=None)
 def test_what_rounds_of_a_head_get_accepted_is_that_of_a_plain_loop(
     documents: list[list[tuple[list[bool], int]]],
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -69,7 +69,6 @@ def repetitive(draw: st.DrawFn) -> tuple[list[int], int]:
 
 
 @given(repetitive(), st.integers(1, 4), st.sampled_from([(), (0,), (1, 2)]), st.integers(1, 10))
-@settings(max_examples=250, deadline=None)
 @example(([1, 2, 3, 1, 2, 4, 1, 2, 3], 2), 3, (), 2)
 def test_every_proposal_is_that_of_transformers_whatever_the_number_of_tokens(
     given_text: tuple[list[int], int], max_ngram: int, eos: tuple[int, ...], count: int
@@ -140,7 +139,6 @@ def test_drafts_of_both_runners_are_those_that_vllm_computed(runner: str, case: 
 
 
 @given(repetitive(), st.integers(1, 4), st.integers(0, 3), st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_a_text_that_grows_is_looked_up_as_all_texts_at_once(
     given_text: tuple[list[int], int], shortest: int, more: int, rightmost: bool
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.profiling.models.kinds import PromptLookup
@@ -94,7 +94,6 @@ def test_rounds_by_hand() -> None:
 
 
 @given(documents, st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
 def test_documents_side_by_side_equal_the_plain_loop(given_documents: list[list[tuple[bool, int]]], gamma: int) -> None:
     agrees, proposed = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
     counted = replay(corpus(agrees, proposed, [len(document) for document in given_documents]), gamma)
@@ -136,7 +135,6 @@ def chances_of_texts(draw: st.DrawFn) -> tuple[Trace, tuple[Array, Array], int, 
 
 
 @given(chances_of_texts(), st.integers(1, 4), st.randoms(use_true_random=False))
-@settings(max_examples=300, deadline=None)
 def test_parts_of_texts_add_up_to_them(case: tuple[Trace, tuple[Array, Array], int, bool], parts: int, chooses: Any) -> None:
     """Whatever the texts and their borders: to what the program over states expects, or to the facts of the replay."""
     many, chances, gamma, blocks = case
@@ -426,7 +424,6 @@ def test_a_draft_that_stops_when_unsure_is_known_but_for_what_it_drafts_after_a_
     st.integers(1, 6),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=100, deadline=None)
 def test_rounds_that_stop_when_unsure_equal_the_plain_loop(
     given_documents: list[list[tuple[bool, bool]]], gamma: int, beyond: Any
 ) -> None:

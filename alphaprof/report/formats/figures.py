@@ -110,7 +110,7 @@ class Drawing:
             warnings.filterwarnings("ignore", "Glyph .* missing")  # where the page has a font for it, it is drawn
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(LOOK | {"svg.hashsalt": self.name})
-            heads = [(line, INK, "bold") for line in textwrap.wrap(self.heading, 52)] if alone else []
+            heads = [(line, INK, "bold") for line in textwrap.wrap(fmt.visible(self.heading), 52)] if alone else []
             heads += [(line, DIM, "normal") for line in textwrap.wrap(f"{self.caption} {self.basis}", 60)] if alone else []
             sheet = Sheet(self.height, MARGIN if alone else 0, LINE * len(heads) + 6 if alone else 0)
             for row, (line, color, weight) in enumerate(heads):
