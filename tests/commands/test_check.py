@@ -209,46 +209,6 @@ def test_a_gamma_is_named_where_a_threshold_needs_one(run: Run, arguments: tuple
     assert check(run, *arguments, "--gamma", "3")[1]["gamma"] == gamma
 
 
-def test_what_chose_draft_and_gamma_does_not_judge_them(tmp_path: Path) -> None:
-    """The luck that makes the winner of several equal drafts win is not in the number that must reach the threshold: each
-    half of the documents is decoded as the other one chose. The pair that is named must reach it as well.
-    """
-    drafts = dict.fromkeys("abcd", 0.0)
-    decision = {"draft": "auto", "gamma": "auto"}
-    run = write_run(tmp_path / "run", dataclasses.replace(RECIPE, drafts=drafts, decision=decision, seed=7))
-    threshold = ("--min-acceptance-length", "code=1.0", "--min-speedup", "code=1.0")
-    _, chosen, _ = check(run, *threshold)
-    _, named, _ = check(run, *threshold, "--draft", chosen["draft"], "--gamma", str(chosen["gamma"]))
-    texts = run.documents().to_pandas().query("domain == 'code'").sort_values("prompt_hash")
-    second = set(texts["document"][1::2])  # every second by hash
-    frames = {draft: stored_totals(run, draft).merge(texts, on="document") for draft in drafts}
-    each = {
-        draft: {False: frame[~frame["document"].isin(second)], True: frame[frame["document"].isin(second)]}
-        for draft, frame in frames.items()
-    }
-    cost = {gamma: (10 + 1.5 * gamma) / 10 for gamma in (1, 3)}
-    fastest = {
-        half: min(
-            ((draft, gamma) for draft in drafts for gamma in cost),
-            key=lambda pair: each[pair[0]][half][f"rounds_{pair[1]}"].sum() * cost[pair[1]],
-        )
-        for half in (False, True)
-    }
-    assert fastest[False] != fastest[True]
-    decoded = [(each[draft][not half], gamma) for half, (draft, gamma) in fastest.items()]
-    tokens, rounds = (
-        sum(frame["tokens"].sum() for frame, _ in decoded),
-        sum(frame[f"rounds_{gamma}"].sum() for frame, gamma in decoded),
-    )
-    spent = sum(frame[f"rounds_{gamma}"].sum() * cost[gamma] for frame, gamma in decoded)
-    accepted = sum(np.stack(frame[f"accepted_depths_{gamma}"].to_list()).sum() for frame, gamma in decoded)
-    assert [item["value"] for item in chosen["items"]] == pytest.approx([1 + accepted / rounds, tokens / spent])
-    assert [item["documents"] for item in (*named["items"], *chosen["items"])] == [30] * 4
-    for mine, whole in zip(chosen["items"], named["items"], strict=True):
-        assert mine["value"] != whole["value"]
-        assert mine["high"] - mine["low"] > whole["high"] - whole["low"]
-
-
 def test_what_is_undecided_passes_with_a_warning_or_fails_when_asked_to(run: Run) -> None:
     frame = totals(run, "code")
     alpha = frame["accepted"].sum() / frame["proposals"].sum()

@@ -150,10 +150,6 @@ def test_a_preset_of_ones_own_is_fitted_to_four_rounds_and_used(tmp_path: Path) 
         assert backtest(rows=measured)["errors"][0]["worst"] > 10
 
 
-ROUNDS = "gpu,target,head,batch,context,K,base_ms,round_ms,kind,tau,output\n"
-ROW = "l40s,llama-3.1-8b.json,head-llama-3.1-8b.json,1,1152,1,23.79,25.97,wall_group,1.5,64\n"
-
-
 OTHERS = ['{"like": "none", "factor": "2"}', '{"like": "none", "step_ms": -1}', '{"like": "none", "layer_us": Infinity}']
 OTHERS += ['{"like": "none", "accelerator": "x"}', '{"like": "none", "efficiency": {"memory": 0}}', '{"like": []}']
 

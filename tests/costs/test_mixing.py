@@ -120,48 +120,6 @@ def test_the_example_of_the_theory() -> None:
     assert time_spent(counts, times.mixed([counts])).sum() / 2 == pytest.approx(1.3125)
 
 
-def lock_step(documents: list[Array], batch: int, steps: int, rng: np.random.Generator) -> float:
-    """Speedup of `batch` sequences that share every step, one document after the other in each place. `documents`: what each
-    round drafts and accepts, [rounds, 2].
-    """
-    queue = (documents[number] for _ in itertools.count() for number in rng.permutation(len(documents)))
-    places = [list(next(queue)) for _ in range(batch)]
-    time = emitted = 0.0
-    for step in range(-100, steps):  # the first ones begin together, which those of a server do not
-        for place in places:
-            if not place:
-                place.extend(next(queue))
-        drafted, accepted = np.sum([place.pop() for place in places], axis=0)
-        if step >= 0:
-            time += float(np.interp(1 + drafted / batch, range(1, 5), MS))
-            emitted += accepted + batch
-    return emitted / batch * 10 / time
-
-
-@each("batch", [1, 4, 16])
-def test_a_batch_of_prompt_lookup_takes_what_a_simulation_in_lock_step_takes(batch: int) -> None:
-    """150 documents that differ in how often they propose and how much is accepted; 16,000 rounds or more (seed 7). Eight
-    such simulations are off by 0.6% or less; rounds by themselves are too fast by 4.5% (batch of 4) and 7.5% (16).
-    """
-    rng = np.random.default_rng(7)
-    documents = []
-    for _ in range(150):
-        often, likely, rounds = rng.beta(2, 2), rng.beta(3, 2), int(rng.integers(5, 60))
-        drafted = np.where(rng.random(rounds) < often, np.minimum(rng.geometric(0.4, rounds), 3), 0)
-        documents.append(np.column_stack([drafted, np.minimum(drafted, rng.geometric(1 - likely, rounds) - 1)]))
-    truth = lock_step(documents, batch, max(16_000 // batch, 2_000), rng)
-    depths = [[(each[:, side, None] >= [1, 2, 3]).sum(0) for each in documents] for side in (0, 1)]
-    drafted, accepted = (np.array(side, float) for side in depths)
-    rounds = np.array([len(each) for each in documents], float)
-    counts = RoundCounts(rounds + accepted.sum(1), rounds, drafted, accepted, np.zeros(150), np.arange(150))
-    found = speedup([counts], [1.0], StepTimes(TARGET, NOTHING, batch=batch))
-    alone = speedup([counts], [1.0], StepTimes(TARGET, NOTHING))
-    assert found is not None
-    assert alone is not None
-    assert found.value == pytest.approx(truth, rel=0.01)
-    assert (alone.value > 1.03 * truth) == (batch > 1)
-
-
 @each("times", [LOOKUP, MODEL, HEAD])
 def test_one_sequence_and_drafts_of_one_length_cost_what_they_did_to_the_last_digit(times: StepTimes) -> None:
     counts = rounds_of(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.sections.causes import CAUSES, Attribution
 from alphaprof.run.reader import Run
-from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.lookup import first_proposals
 from tests.loops import each
 from tests.reporting import as_terminal, log_of, only, reported
@@ -162,82 +160,6 @@ def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRe
 
 
 # Independently: every row of the log by itself.
-def cause_of(row: Mapping[str, Any], looked_up: int | None, sampling: bool, lossless: bool = False) -> str:
-    """The cause of a loss on text of the target's own, from one row of the log."""
-    if row["proposed"] == 0:
-        return "no proposal"
-    token, guess = row["token"], row["draft_top"]
-    logs = [np.log(row[name]) for name in ("target_top_prob", "target_prob_of_draft_top", "target_token_prob")]
-    if not sampling and guess != token and max(logs[0] - logs[1], logs[0] - logs[2]) <= NOISE:
-        return "numerical tie"
-    if token in (EOS, MARKER):
-        return "special tokens"
-    if looked_up == token:
-        return "prompt lookup"
-    if row["draft_rank_of_token"] in (2, 3, 4):
-        return "rank 2 to 4"
-    if sampling and not lossless and token != row["target_top"]:
-        return "target uncertain"
-    close = strict_thresholds(np.array([row["target_top_prob"]]), np.array([row["target_second_prob"]]))[0] < 0.1
-    return "target uncertain" if close and not sampling else "draft"
-
-
-def rows_with_causes(run: Run, draft: str, rule: str) -> pd.DataFrame:
-    """The rows of a draft, with what is lost at each of them to which cause."""
-    log = log_of(run)
-    rows = log[log["draft"] == draft].reset_index(drop=True)
-    sampling = rule != "strict"
-    rows["looked_up"] = proposals_of(run) if draft != "ngram" else None
-    found = [cause_of(row, row["looked_up"], sampling, rule == "lossless") for row in rows.to_dict("records")]
-    kept = (rows["draft_top"] == rows["token"]).astype(float)
-    if rule == "lossless":
-        kept = (rows["draft_token_prob"].astype(float) / rows["target_token_prob"].astype(float)).clip(upper=1)
-    rows["kept"] = kept.where(rows["proposed"] > 0, 0.0)
-    rows["mass"] = 1 - rows["kept"]
-    rows["cause"] = found
-    return rows
-
-
-def proposals_of(run: Run) -> Sequence[int | None]:
-    """What prompt lookup with its default settings proposes at each row, one text after the other."""
-    draft, found = PromptLookup("ngram", 3, (EOS,), 1000, "float32"), []
-    for shard in run.shards:
-        for text in run.continuations(shard.index).to_pylist():
-            ids = np.array([*text["prompt_ids"], *text["continuation_ids"]])
-            found += draft.columns(ids, text["prompt_tokens"])["draft_top"].tolist()
-    return found
-
-
-@pytest.mark.parametrize(
-    ("kind", "draft", "rule"),
-    [("greedy", "small", "strict"), ("greedy", "ngram", "strict"), ("sampled", "small", "one_hot"),
-     ("sampled", "small", "lossless")],
-)  # fmt: skip
-def test_every_row_counted_again_gives_the_same_shares(
-    kind: str, draft: str, rule: str, request: pytest.FixtureRequest
-) -> None:
-    run = request.getfixturevalue(kind)
-    report, every = build_report(run), rows_with_causes(run, draft, rule)
-    seen: set[str] = set()
-    for domain, rows in every.groupby("domain", observed=True):
-        item = of(report, str(domain), draft, rule)
-        masses = rows[rows["mass"] > 0].groupby("cause")["mass"].sum() / len(rows)
-        silent = masses.get("no proposal", 0.0)
-        factor = (item.lost.value - silent) / (masses.sum() - silent)
-        expected = {name: mass * (factor if name != "no proposal" else 1) for name, mass in masses.items()}
-        assert shares(item) == pytest.approx(expected)
-        assert 0.8 < factor < 1.25
-        if rule == "strict":
-            assert factor == pytest.approx(1)
-        seen |= set(expected)
-    if (kind, draft) == ("greedy", "small"):
-        assert seen == set(CAUSES) - {
-            "beyond context",
-            "draft vocabulary",
-            "prompt lookup",
-        }  # tokens of many: nothing repeats
-    assert ("prompt lookup" in seen) == (kind == "sampled")
-    assert ("target uncertain" in seen) == (rule != "lossless")
 
 
 # Prompt lookup at all places at once.

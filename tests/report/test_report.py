@@ -21,7 +21,7 @@ from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from tests import reference
 from tests.loops import each
-from tests.reporting import as_json, as_terminal, log_of, only, recounted, reported, rows_of
+from tests.reporting import as_json, as_terminal, log_of, only, reported, rows_of
 from tests.synthetic import Domain, Recipe, altered, interrupted, write_run
 
 RICH = Recipe(
@@ -53,15 +53,6 @@ def spread(totals: Any, counts: Any, below: float = 0.975) -> tuple[float, float
     return share, error, float(stats.t.ppf(below, freedom))
 
 
-def skewed(totals: Any, counts: Any, error: float, t: float) -> float:
-    """Johnson's correction of a bound of the ratio, relative to it: the third moment over six variances, 1 + 2 t^2 times."""
-    ratio, h = totals.sum() / counts.sum(), counts / counts.sum()
-    correction, _ = reference.small_sample(np.asarray(counts))
-    third = (math.sqrt(correction) * (totals - ratio * counts) / counts.sum()) ** 3
-    alike = 1 / (h**2).sum()
-    return float(third.sum()) * alike / (alike - 2) / (6 * error**2) * (1 + 2 * t**2) / ratio
-
-
 def test_alpha_interval_is_that_of_documents(report: RunReport, positions: pd.DataFrame) -> None:
     """From sums by document, in pandas."""
     by_document = rows_of(positions, "chat", "small").groupby("document")["accept_strict"].agg(["sum", "count"])
@@ -69,31 +60,6 @@ def test_alpha_interval_is_that_of_documents(report: RunReport, positions: pd.Da
     half = t * error
     alpha = only(report, "chat").alpha
     assert (alpha.low, alpha.high) == (pytest.approx(share - half, abs=1e-5), pytest.approx(share + half, abs=1e-5))
-
-
-def test_speedup_interval_is_that_of_documents(report: RunReport, positions: pd.DataFrame) -> None:
-    """Each bound at 95 %, on the log scale, with the timing error beside that of documents, which alone counts degrees of
-    freedom; gamma 1, so that a round costs 1 or 1.05 + 0.1.
-    """
-    documents = [recounted(rows, 1) for _, rows in rows_of(positions, "chat", "small").groupby("document")]
-    tokens = np.array([one["tokens"] for one in documents])
-    drafting, time = (
-        np.array([one["with"] for one in documents]),
-        np.array([one["rounds"] + 0.15 * one["with"] for one in documents]),
-    )
-    relative, error, t = spread(time, tokens, 0.95)
-    plain, verify, draft = ((time - 1.15 * drafting).sum(), 1.05 * drafting.sum(), 0.1 * drafting.sum()) / time.sum()
-    timing = 0.01 * math.sqrt((1 - plain) ** 2 + verify**2 + draft**2)
-    far = stats.norm.ppf(0.95) * timing
-    found = only(report, "chat").gammas[0].speedup
-    skew, share = skewed(time, tokens, error, t), 1 - 0.05 ** (1 / len(time))
-    near = t * error / relative
-    slower = math.log(max(math.exp(near) + max(skew, 0), 1 + share * (1.15 / relative - 1)))
-    faster = -math.log(min(math.exp(-near) - max(-skew, 0), 1 - share * (1 - 1.15 / 2 / relative)))
-    assert (found.low, found.high) == (
-        pytest.approx(math.exp(-math.hypot(slower, far)) / relative, rel=1e-5),
-        pytest.approx(math.exp(math.hypot(faster, far)) / relative, rel=1e-5),
-    )
 
 
 def test_off_policy_text_has_alpha_but_no_rounds(report: RunReport) -> None:

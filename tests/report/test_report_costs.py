@@ -26,12 +26,10 @@ from alphaprof.config.options import RooflineCosts
 from alphaprof.costs.cost_model import open_costs, roofline_ms
 from alphaprof.costs.engine_table import COLUMNS
 from alphaprof.costs.shapes import ModelShape
-from alphaprof.costs.timing import step_times
 from alphaprof.errors import CostsUnreadable, ProfileInvalid
 from alphaprof.render.format import percent
 from alphaprof.report.answer import GammaResult
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.run.manifest import Environment
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 from tests.costs.test_roofline import LLAMA, QWEN3
@@ -517,36 +515,3 @@ def test_a_roofline_needs_shapes(run: Run) -> None:
     config = changed_question(run.manifest.config, ["costs.source=roofline", "costs.accelerator=h100-sxm"])
     with pytest.raises(CostsUnreadable, match=r"the shape of (small|target)"):
         build_report(run, config=config)
-
-
-def test_times_in_a_csv_say_what_the_run_said(tmp_path: Path) -> None:
-    """Rounds and waiting go with the times: a report by a CSV of them has the run's own intervals."""
-    rng, noisy = np.random.default_rng(3), rows(batches=(1,))
-    for row in noisy:
-        row["rounds_ms"] = (row["median_ms"] * np.exp(0.1 * rng.standard_normal(9))).tolist()
-    for batch, context in {(row["batch"], row["context"]) for row in noisy if row["step"] != "prefill"}:
-        cell = [row for row in noisy if (row["batch"], row["context"]) == (batch, context)]
-        ms = np.array([row["rounds_ms"] for row in cell], dtype=np.float32).T
-        for row, time in zip(cell, step_times(ms.astype(np.float64)), strict=True):
-            row["median_ms"] = float(time)
-    run = timed(tmp_path / "run", noisy, concurrency=[1])
-    environment = run.manifest.environment | Environment(timing_waiting=0.3)
-    altered(run, environment=environment)
-    own, path = build_report(run), tmp_path / "times.csv"
-    path.write_text(times_csv(run))
-    table = build_report(
-        run, config=run.manifest.config | {"costs": {"source": "table", "path": str(path), "overhead_ms": 0.0}}
-    )
-    assert table.answer.speedup == own.answer.speedup
-    assert [(item.answer.speedup, item.by_gamma) for item in table.drafts] == [
-        (item.answer.speedup, item.by_gamma) for item in own.drafts
-    ]
-    assert [[gamma.speedup for gamma in result.gammas] for result in table.results] == [
-        [gamma.speedup for gamma in result.gammas] for result in own.results
-    ]
-    bare = tmp_path / "bare.csv"
-    bare.write_text("\n".join(",".join(line.split(",")[:6]) for line in path.read_text().splitlines()))
-    blind = build_report(
-        run, config=run.manifest.config | {"costs": {"source": "table", "path": str(bare), "overhead_ms": 0.0}}
-    )
-    assert blind.answer.speedup.low > own.answer.speedup.low

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tests.reporting import (
     as_terminal,
     asked,
     every,
-    expected_rounds_of,
     log_of,
     only,
     recounted,
@@ -164,68 +162,6 @@ def test_a_tree_has_rounds_and_no_times(report: RunReport) -> None:
     assert len(found) == 3 * len(DRAFTS) * 6
     assert {(item.speedup, item.break_even_length, item.draft_cost, item.verify_cost) for item in found} == {(None,) * 4}
     assert all(item.tokens_per_round is not None for item in found)
-
-
-def expected_of(rows: pd.DataFrame, gamma: int) -> float:
-    """Expected rounds under lossless, a text at a time, from p and q of its tokens."""
-    total = 0.0
-    for _, text in rows.groupby("document"):
-        p, q = text["target_token_prob"].astype(float), text["draft_token_prob"].astype(float)
-        kept = np.where(text["proposed"] > 0, np.minimum(1, q / p), 0.0)
-        total += expected_rounds_of(kept.tolist(), text["proposed"].tolist(), gamma)
-    return total
-
-
-@each("draft", MIXED.drafts)
-@each("domain", SAMPLED_TEXT)
-def test_lossless_rounds_are_those_of_a_recursion_over_every_text(
-    report: RunReport, positions: pd.DataFrame, domain: str, draft: str
-) -> None:
-    """From ten documents on a control variate takes out some of what the draws happened to be: that changes a little."""
-    rows = rows_of(positions, domain, draft)
-    for found in only(report, domain, draft, "lossless").gammas:
-        rounds, tokens = expected_of(rows, found.gamma), len(rows) - rows["document"].nunique()
-        assert found.rounds * found.tokens_per_round.value == pytest.approx(tokens)
-        if domain == "novel":
-            assert found.rounds == pytest.approx(rounds, rel=0.04)
-            assert found.rounds != pytest.approx(rounds, rel=1e-4)
-        else:
-            assert found.rounds == pytest.approx(rounds, rel=1e-6)
-
-
-@each("draft", ["small", "lookup"])
-@each("domain", ["story", "holes"])
-def test_rounds_of_blocks_follow_from_a_log_that_was_written_without_them(
-    run: Run, positions: pd.DataFrame, domain: str, draft: str
-) -> None:
-    """Recounted start by start; a draft without a distribution gains nothing."""
-    found, rows = build_report(run, rules=["block", "lossless"]), rows_of(positions, domain, draft)
-    blocks, single = (only(found, domain, draft, rule).gammas for rule in ("block", "lossless"))
-    for one, other in zip(blocks, single, strict=True):
-        if draft == "small":
-            assert one.rounds == pytest.approx(rounds_of_blocks(rows, one.gamma), rel=1e-6)
-        if draft == "small" and one.gamma > 1:
-            assert one.rounds < 0.999 * other.rounds
-        else:
-            assert one.rounds == pytest.approx(other.rounds, rel=1e-12)
-
-
-def rounds_of_blocks(rows: pd.DataFrame, gamma: int) -> float:
-    """Expected rounds of all documents: from each start, P(at least i drafts kept) = min over j <= i of prod q/p."""
-    total = 0.0
-    for _, text in rows.groupby("document"):
-        same = (text["draft_top"] == text["token"]).to_numpy(dtype=float)
-        quotient = (text["draft_token_prob"].astype(float) / text["target_token_prob"].astype(float)).to_numpy(dtype=float)
-        ratio, proposed = np.where(np.isnan(quotient), same, quotient), text["proposed"].to_numpy(dtype=int)
-        starts = np.zeros(len(text) + gamma + 2)
-        starts[1] = 1
-        for at in range(1, len(text)):
-            block = ratio[at : at + min(gamma, proposed[at])]
-            kept = [1.0, *np.minimum(1.0, np.minimum.accumulate(np.cumprod(block))), 0.0]
-            for accepted, (least, more) in enumerate(itertools.pairwise(kept)):
-                starts[at + accepted + 1] += starts[at] * (least - more)
-            total += starts[at]
-    return total
 
 
 def test_the_verdict_concerns_what_engines_do_by_default(report: RunReport) -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from alphaprof.report.build import RunReport, build_report
+from alphaprof.report.build import RunReport
 from alphaprof.report.sections.spans import DraftSpans
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.files import read_totals
-from tests import synthetic
 from tests.loops import each
 from tests.report.test_report_costs import timed
 from tests.reporting import as_first_screen, as_terminal, asked, engine, log_of, reported, runs_of
-from tests.synthetic import Domain, Recipe, write_run
+from tests.synthetic import Domain, Recipe
 
-Array = np.ndarray[Any, Any]
 RECIPE = Recipe(
     domains={
         "code": Domain(documents=8, alpha=0.8, coverage=0.7),
@@ -117,33 +114,6 @@ def test_spans_share_the_steps_of_a_batch(tmp_path: Path) -> None:
         times = [span.share.value / span.speedup.value for span in item.spans.values()]
         assert sum(times) == pytest.approx(1 / item.whole.speedup.value, rel=1e-12)
         assert [span.time.value for span in item.spans.values()] == pytest.approx(np.array(times) / sum(times), rel=1e-12)
-
-
-def test_planted_acceptance_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thinking at .9 in the first half of each text, answers at .5: alpha, and the tokens per round that follow from it."""
-
-    def spans(document: Any, *_: Any) -> dict[str, Array]:
-        return {"span": np.where(np.arange(document.length) < document.length // 2, "thinking", "answer")}
-
-    def hits(lots: Array, *_: Any) -> Array:
-        return np.asarray(lots < np.where(np.arange(len(lots)) < len(lots) // 2, 0.9, 0.5))
-
-    monkeypatch.setattr(synthetic, "_span_column", spans)
-    monkeypatch.setattr(synthetic, "_markov", hits)
-    long = Domain(documents=50, shortest=500, longest=700)
-    recipe = Recipe({"code": long}, rules=("strict",), thinking=0.5, decision={"gamma": 4})
-    (item,) = build_report(write_run(tmp_path / "run", recipe)).section("spans")
-    assert item.gamma == 4
-    for name, alpha in (("thinking", 0.9), ("answer", 0.5)):
-        span, tokens = item.spans[name], sum(alpha**depth for depth in range(5))
-        assert span.alpha.low <= alpha <= span.alpha.high
-        assert span.alpha.value == pytest.approx(alpha, abs=0.01)
-        assert span.tokens_per_round.value == pytest.approx(tokens, rel=0.02)
-        assert span.share.value == pytest.approx(0.5, abs=0.005)
-        assert span.speedup.value == pytest.approx(tokens / (0.4 + 1.2), rel=0.02)  # 4 draft steps, a verification of 5
-        assert span.time.value == pytest.approx(span.rounds / item.whole.rounds, abs=0.001)
-    shown = as_terminal(build_report(write_run(tmp_path / "again", recipe)), 150, "spans")
-    assert "\n thinking    50  0.499 [" in shown
 
 
 def test_a_run_without_spans_says_so_and_shows_what_it_did(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from alphaprof.commands.export.engines import export
 from alphaprof.commands.export.rates import export_rates
 from alphaprof.config.load import changed_question
 from alphaprof.costs.rounds import StepTime, StepTimes
-from alphaprof.costs.speedup import Mix, speedup
+from alphaprof.costs.speedup import speedup
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.stopping import P_MINS, Tried
 from alphaprof.report.verdict import MIDDLE
 from alphaprof.run.reader import Run, RunDraft
-from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
+from alphaprof.totals.replay import RoundCounts, Rounds
 from tests.reporting import as_first_screen, as_terminal
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
@@ -126,48 +126,6 @@ def test_auto_stops_no_draft_whose_probabilities_say_nothing(tmp_path: Path) -> 
     chosen = build_report(run, config=changed_question(run.manifest.config, ["decision.p_min=auto"]))
     assert chosen.conditions.p_min == 0
     assert MIDDLE not in as_first_screen(chosen)
-
-
-def on_its_own_path(trace: Trace, sure: np.ndarray, beyond: np.random.Generator, gamma: int, p_min: float) -> float:
-    """Speedup of one text by a plain loop, in which the draft is as sure after a wrong token as elsewhere."""
-    spent, at, stop = 0.0, 1, int(trace.stop[0])
-    while at < stop:
-        drafted = steps = 0
-        while drafted < gamma:
-            known = drafted <= trace.run[at] and at + drafted < stop
-            steps += 1
-            if (sure[at + drafted] if known else beyond.choice(sure)) < p_min:
-                break
-            drafted += 1
-        spent += steps * TIMES.c() + 1 + TIMES.v(drafted) - TIMES.v(0)
-        at += min(min(int(trace.run[at]), drafted) + 1, stop - at)
-    return (stop - 1) / spent
-
-
-TIMES = StepTimes({n: StepTime(10 + 0.3 * n, 0.0) for n in range(1, 10)}, StepTime(1.5, 0.0))
-
-
-@pytest.mark.parametrize(("right", "wrong"), [((3, 1.5), (3, 1.5)), ((6, 2), (2, 2))], ids=["clueless", "knowing"])
-def test_both_ends_enclose_what_a_draft_does_on_its_own_path(right: tuple[float, float], wrong: tuple[float, float]) -> None:
-    """And the middle is too fast at a low p_min, where the log says least."""
-    rng, size, off = np.random.default_rng(5), 12_000, {}
-    agrees = rng.random(size) < 0.6
-    sure = np.where(agrees, rng.beta(*right, size), rng.beta(*wrong, size))
-    start, stop = np.array([0]), np.array([size])
-    logged = Trace(run_lengths(agrees, start, stop), np.full(size, 99), start, stop)
-    mix = Mix(("text",), None)
-    for p_min in (0.2, 0.5, 0.9):
-        rounds = replay(dataclasses.replace(logged, unsure=sure < p_min), 8)
-        way = [(RoundCounts.of(rounds, np.array([0]), stops=True), TIMES)]
-        fastest, slowest = (mix.value([(counts.ends[end], times) for counts, times in way]) for end in (0, 1))
-        middle = mix.value(way)
-        true = on_its_own_path(logged, sure, rng, 8, p_min)
-        assert slowest is not None
-        assert middle is not None
-        assert fastest is not None
-        assert slowest <= true <= fastest
-        off[p_min] = middle / true - 1
-    assert off[0.2] > 0.05
 
 
 FIXED_AT_8 = ["decision.draft=small", "decision.gamma=8"]

@@ -34,7 +34,7 @@ from alphaprof.stats.estimate import (
 from alphaprof.stats.paired import mean_difference
 from tests import reference
 from tests.loops import each
-from tests.synthetic import alpha_law, drawn_alphas, expected_rounds, simulated_rounds
+from tests.synthetic import alpha_law, drawn_alphas
 
 Array = np.ndarray[Any, Any]
 
@@ -239,46 +239,6 @@ def bounds(found: Ratio, tail: float) -> tuple[float, float]:
 
 
 TOKENS, GAMMA, REPEATS = 200, 5, 400
-
-
-@pytest.fixture(scope="module", params=[20, 50])
-def simulated(request: pytest.FixtureRequest) -> tuple[Array, Array]:
-    """Accepted positions and rounds of many samples of documents whose acceptance differs; [repeats, documents] each."""
-    rng = np.random.default_rng(request.param)
-    alpha = drawn_alphas(rng, (REPEATS, request.param))
-    return rng.binomial(TOKENS, alpha), simulated_rounds(rng, alpha, TOKENS, GAMMA)
-
-
-def true_tokens_per_round() -> float:
-    """Tokens over expected rounds, averaged over the law of the documents."""
-    alpha = alpha_law().ppf((np.arange(4000) + 0.5) / 4000)
-    return float(TOKENS / expected_rounds(alpha, TOKENS, GAMMA).mean())
-
-
-def test_simulation_and_recursion_agree() -> None:
-    """What the truth is taken from: the recursion over tokens, against the simulation of rounds."""
-    alpha = np.full(40_000, 0.65)
-    rounds = simulated_rounds(np.random.default_rng(5), alpha, 30, GAMMA)
-    error = rounds.std() / math.sqrt(len(rounds))
-    assert rounds.mean() == pytest.approx(expected_rounds(alpha[:1], 30, GAMMA)[0], abs=4 * error)
-
-
-def test_log_t_intervals_hold_the_truth_as_often_as_they_say(simulated: tuple[Array, Array]) -> None:
-    """Tokens per round of documents that differ: coverage of nominal 95 % intervals."""
-    truth, covered = true_tokens_per_round(), 0
-    for rounds in simulated[1]:
-        found = ratio(rounds, np.full(len(rounds), TOKENS))
-        low, high = bounds(found, 0.025)
-        covered += low <= truth <= high
-    assert 0.92 <= covered / REPEATS <= 0.98
-
-
-def test_intervals_of_alpha_hold_the_truth_as_often_as_they_say(simulated: tuple[Array, Array]) -> None:
-    truth, covered = alpha_law().mean(), 0
-    for accepted in simulated[0]:
-        found = share_interval(ratio(accepted, np.full(len(accepted), TOKENS)), 0.95)
-        covered += found.low <= truth <= found.high
-    assert 0.92 <= covered / REPEATS <= 0.98
 
 
 UNEVEN = 2000

@@ -157,12 +157,6 @@ def test_a_document_of_one_token() -> None:
     assert counted.drafted.sum() == 0
 
 
-def assert_equal(found: Rounds, expected: Rounds) -> None:
-    """The same counts, exactly."""
-    for item in dataclasses.fields(Rounds):
-        assert getattr(found, item.name).tolist() == getattr(expected, item.name).tolist(), item.name
-
-
 @dataclass(frozen=True)
 class Models:
     """A target and a draft: next-token distributions [vocabulary] by history, which may be anything.
@@ -417,41 +411,6 @@ def test_a_draft_that_stops_when_unsure_is_known_but_for_what_it_drafts_after_a_
     assert (found.tested - 1e-12 <= enumerated.drafted).all()
     assert (enumerated.drafted <= found.drafted + 1e-12).all()
     assert replay(dataclasses.replace(one, unsure=np.ones(len(one.run), dtype=bool)), gamma).drafted.sum() == 0
-
-
-@given(
-    st.lists(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30), min_size=1, max_size=5),
-    st.integers(1, 6),
-    st.randoms(use_true_random=False),
-)
-def test_rounds_that_stop_when_unsure_equal_the_plain_loop(
-    given_documents: list[list[tuple[bool, bool]]], gamma: int, beyond: Any
-) -> None:
-    """A loop that knows whether the draft is unsure on its own path too, where the log does not say so."""
-    agrees, unsure = (np.array(column) for column in zip(*itertools.chain(*given_documents), strict=True))
-    lengths = [len(document) for document in given_documents]
-    many = corpus(agrees, np.full(len(agrees), READY), lengths)
-    many = dataclasses.replace(many, unsure=unsure)
-    found, kept = listed_rounds(many, gamma), agrees * 1.0
-    assert_equal(replay(many, gamma), replays(many, [gamma], (kept, kept))[gamma])
-    ours = iter(zip(found.at, found.drafted, found.accepted, strict=True))
-    for start, document in zip(many.start, given_documents, strict=True):
-        at = 1
-        while at < len(document):
-            drafted, accepted, wrong = 0, 0, False
-            while drafted < gamma:
-                known = not wrong and at + drafted < len(document)
-                good, doubtful = document[at + drafted] if known else (False, beyond.random() < 0.3)
-                if doubtful:
-                    break
-                wrong = wrong or not good
-                accepted, drafted = accepted + (not wrong), drafted + 1
-            emitted = min(accepted + 1, len(document) - at)
-            place, most, counted = next(ours)
-            assert (place, counted) == (start + at, accepted)
-            assert drafted <= most if wrong or at + accepted == len(document) else drafted == most
-            at += emitted
-    assert next(ours, None) is None
 
 
 @in_blocks

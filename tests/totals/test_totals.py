@@ -313,33 +313,6 @@ FOUND = {
 }
 
 
-@each(
-    ("rule", "temperature", "accepted"),
-    [
-        ("strict", None, 2.0),
-        ("one_hot", 0.7, 1.5),
-        ("lossless", 0.7, 1.5),
-        ("tree_4", None, 2.0),
-        ("tree_4", 0.7, 2.0),
-    ],
-)
-def test_rounds_of_prompt_lookup_are_those_of_its_runs(rule: str, temperature: float | None, accepted: float) -> None:
-    """Gamma 1: [2, 3], [4], [5]. Gamma 2: [2, 3, 4], [5]. A look at draft_top alone would give other ones."""
-    row = row_of(rule, FOUND | {"draft_rank_of_token": pa.nulls(5, pa.int32())}, LOOKUP, temperature=temperature)
-    assert (row["proposals"], row["accepted"], row["emitted"]) == (3, pytest.approx(accepted), 2.0)
-    expected = {
-        "tokens": 4.0,
-        "rounds_1": 3.0,
-        "drafted_1": 3.0,
-        "accepted_depths_1": [2.0],
-        "rounds_2": 2.0,
-        "drafted_depths_2": [2.0, 2.0],
-        "tested_depths_2": [2.0, 1.0],
-        "accepted_depths_2": [2.0, 1.0],
-    }
-    assert {name: row[name] for name in expected} == expected
-
-
 # The proposal at 1 is 2 0 5, of which 2 is right; those at 3 and 4 begin with an EOS, 0, with which the text ends.
 THROUGH_EOS = FOUND | {
     "token": [1, 2, 3, 4, 0],

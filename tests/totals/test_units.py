@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaprof.report.verdict import held_out
-from alphaprof.totals.documents import SETTINGS, Documents, Units, lots_of
+from alphaprof.totals.documents import Documents, Units, lots_of
 from tests.loops import each
 
 prompts_and_clusters = st.lists(
@@ -90,41 +89,6 @@ kinds = st.tuples(
     st.booleans(),
     st.sampled_from([None, 0.7, 1.0]),
 )
-
-
-@given(st.lists(kinds, min_size=1, max_size=30))
-def test_groups_are_those_of_a_loop_over_documents(rows: list[tuple[str, str, bool, float | None]]) -> None:
-    """By domain, kind of text, policy and settings, in the order in which they occur."""
-    settings: dict[str, Any] = {name: [None if row[3] is None else 1.0 for row in rows] for name in SETTINGS}
-    settings["temperature"] = [row[3] for row in rows]
-    table = pa.table(
-        {
-            "prompt_hash": [str(index) for index in range(len(rows))],
-            "cluster": pa.nulls(len(rows), pa.string()),
-            "domain": pa.array([row[0] for row in rows]).dictionary_encode(),
-            "continuation": pa.array([row[1] for row in rows]).dictionary_encode(),
-            "on_policy": [row[2] for row in rows],
-            **{name: pa.array(values, pa.float64()) for name, values in settings.items()},
-        }
-    )
-    expected: dict[Any, list[int]] = {}
-    for index, (domain, kind, on_policy, temperature) in enumerate(rows):
-        policy = ("greedy" if temperature is None else "sampled") if on_policy else ""
-        expected.setdefault((domain, kind, on_policy, policy, temperature), []).append(index)
-    found = [
-        (
-            (
-                group.domain,
-                group.continuation,
-                group.on_policy,
-                group.policy,
-                group.sampling["temperature"] if group.sampling else None,
-            ),
-            group.rows.tolist(),
-        )
-        for group in Documents.of(table).groups
-    ]
-    assert found == list(expected.items())
 
 
 def table(prompts: Sequence[str], sources: Sequence[int], domains: Sequence[str] | None = None) -> Documents:
