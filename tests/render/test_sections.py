@@ -243,7 +243,7 @@ CHECKS = (
     Finding("data", "run", "problem", f"/{'very/long/' * 20}path", "take another"),
 )
 ANSWERS: dict[str, Callable[[Path], Answer]] = {
-    "report": lambda path: ReportAnswer(everything(path), [name for name in NAMES if name != "legend"]),
+    "report": lambda path: ReportAnswer(everything(path), [name for name in NAMES if name not in ("legend", "load")]),
     "check": of_check,
     "compare": of_two,
     "predict": lambda path: build_prediction(acceptance_of(0.8), RoundCost(0.1, 1.03, 0.0), (1, 2, 3)),

@@ -238,10 +238,7 @@ def bounds(found: Ratio, tail: float) -> tuple[float, float]:
     return dataclasses.replace(one, skewness=found.skewness / found.value).bounds(tail)
 
 
-TOKENS, GAMMA, REPEATS = 200, 5, 400
-
-
-UNEVEN = 2000
+GAMMA, UNEVEN = 5, 2000
 
 
 @pytest.fixture(scope="module", params=[8, 20])
