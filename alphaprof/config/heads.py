@@ -151,20 +151,19 @@ def unsupported(config: Mapping[str, Any], tensors: Collection[str], beside: Col
     return f"with {', '.join(reasons)}, which cannot be measured here" if reasons else ""
 
 
-def require_kind(called: str, kind: str, reference: Path) -> None:
-    """Raise `ModelUnloadable` for local files that are not of a `kind` of draft, or cannot be measured, by what they are;
-    what no file tells, loading it will say. `called`: what the message calls them.
+def require_kind(called: str, kind: str, files: ModelFiles | Path) -> None:
+    """Raise `ModelUnloadable` for local files, or a GGUF file, that are not of a `kind` of draft, or cannot be measured, by
+    what they are; what no file tells, loading it will say. `called`: what the message calls them.
     """
-    if reference.is_file():
-        _require_whole(called, kind, gguf_kind(reference))
+    if isinstance(files, Path):
+        _require_whole(called, kind, gguf_kind(files))
         return
-    if not (reference / CONFIG).is_file():
-        if (reference / MISTRAL).is_file():
+    if CONFIG not in files.beside:
+        if MISTRAL in files.beside:
             problem = f"{called} is in Mistral's own format ({MISTRAL}), which transformers does not read"
             raise ModelUnloadable(problem, f"give it in the format of transformers ({CONFIG}); or {IMPORT}")
         return
-    files = ModelFiles.of(reference)
-    single = reference / WEIGHTS  # beside which transformers reads no other file of a model
+    single = files.folder / WEIGHTS  # beside which transformers reads no other file of a model
     tensors = stored([single], called) if kind == MODEL.kind and single.is_file() else files.tensors
     form = recognized(files.config, tensors)
     by = "tensors are those" if form in (MODEL, _held_by(tensors)) else "config.json is that"
@@ -175,8 +174,7 @@ def require_kind(called: str, kind: str, reference: Path) -> None:
     ):
         hint = f"use {'it as a draft of ' if kind == MODEL.kind else ''}kind: {form.kind}" if form.kind else IMPORT
         raise ModelUnloadable(words if form.kind else f"{words}, which is not measured here", hint)
-    beside = {path.name for path in reference.iterdir()}
-    if kind not in (MODEL.kind, PARD.kind) and (problem := unsupported(files.config, tensors, beside)):
+    if kind not in (MODEL.kind, PARD.kind) and (problem := unsupported(files.config, tensors, files.beside)):
         raise ModelUnloadable(f"{words} {problem}", IMPORT)
 
 

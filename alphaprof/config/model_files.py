@@ -9,10 +9,10 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from alphaprof.errors import ModelUnloadable
+from alphaprof.errors import VALUE, ModelUnloadable, cut
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -82,15 +82,32 @@ class ModelFiles:
     @cached_property
     def named(self) -> list[Path]:
         """The files that transformers loads its weights from: what config.json names, else the single one, else those that
-        an index names. They need not be there.
+        an index names. They need not be there. Raises `ModelUnloadable` for names of anything but safetensors in its folder.
         """
-        index, single = self.index, self.folder / str(self.explicit or WEIGHTS)
+        index, where = self.index, self.folder / INDEX
+        single = self._inside(str(self.explicit or WEIGHTS), self.folder / CONFIG)
         if single.name.endswith(".json"):
-            index = described(single)
+            index, where = described(single), single
         elif single.is_file():
             return [single]
-        names = set(map(str, (index.get("weight_map") or {}).values()))
-        return [self.folder / name for name in sorted(names)] or [single]
+        given = index.get("weight_map")
+        names = set(map(str, given.values())) if isinstance(given, dict) else set()
+        return [self._inside(name, where) for name in sorted(names)] or [single]
+
+    def _inside(self, name: str, where: Path) -> Path:
+        """Return the path of a file of weights, or of their index, that the file `where` names."""
+        path = PurePosixPath(name)
+        outside = path.is_absolute() or ".." in path.parts or "\\" in name
+        if outside or not path.name.endswith((".safetensors", ".safetensors.index.json")):
+            problem = "outside its folder" if outside else "that are not safetensors"
+            hint = "give the whole model as safetensors or as a .gguf file: reading a pickle can run code"
+            raise ModelUnloadable(f"{where} names weights {problem}: {cut(repr(name), VALUE)}", hint)
+        return self.folder / path
+
+    @cached_property
+    def beside(self) -> frozenset[str]:
+        """The names of all that lies in the folder."""
+        return frozenset(path.name for path in self.folder.glob("*"))
 
     @cached_property
     def paths(self) -> list[Path]:

@@ -12,7 +12,7 @@ import yaml
 
 from alphaprof.config.heads import DFLASH, MODEL, causal_layers, longest_block, recognized, require_kind, settings_of
 from alphaprof.config.load import load_profile
-from alphaprof.config.model_files import CONFIG, ModelFiles, context_of
+from alphaprof.config.model_files import ModelFiles, context_of
 from alphaprof.errors import OptionInvalid
 
 KINDS = {  # of drafts that are not models by themselves, by their names, where their files are not here
@@ -76,12 +76,11 @@ def _draft(draft: str) -> dict[str, Any]:
     place = Path(draft)
     if not place.exists():
         return {"kind": next((kind for kind, pattern in KINDS.items() if pattern.search(draft)), MODEL.kind), "model": draft}
-    form, config = MODEL, {}
-    if (place / CONFIG).is_file():
-        files = ModelFiles.of(place)
-        form, config = recognized(files.config, files.tensors), files.config
+    form, config, found = MODEL, dict[str, Any](), place if place.is_file() else ModelFiles.of(place)
+    if isinstance(found, ModelFiles) and found.config:
+        form, config = recognized(found.config, found.tensors), found.config
     kind = form.kind or MODEL.kind
-    require_kind(draft, kind, place)
+    require_kind(draft, kind, found)
     options: dict[str, Any] = {"kind": kind, "model": draft}
     types = settings_of(config).get("layer_types") or [""]
     if form is DFLASH and not all(causal_layers(config, types)):

@@ -44,18 +44,9 @@ from alphaprof.profiling.engine.steps import time_engines
 from alphaprof.profiling.engine.texts import TextWriter, require_tokenizer
 from alphaprof.profiling.heads.wiring import check_wiring
 from alphaprof.profiling.models.hub import check_kinds, context_in
+from alphaprof.profiling.models.identity import eos_of, special_ids, token_count, tokenizer_fingerprint
 from alphaprof.profiling.models.kinds import check_tokenizers, load_drafts
-from alphaprof.profiling.models.load import (
-    eos_of,
-    is_out_of_memory,
-    load_model,
-    load_tokenizer,
-    require_shape,
-    special_ids,
-    target_device,
-    token_count,
-    tokenizer_fingerprint,
-)
+from alphaprof.profiling.models.load import is_out_of_memory, load_model, load_tokenizer, require_shape, target_device
 from alphaprof.profiling.models.processing import not_modelled
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring import dispatch

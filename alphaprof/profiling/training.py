@@ -28,8 +28,9 @@ from alphaprof.errors import DataEmpty, HeadRecordUnreadable, LogitsNotFinite, R
 from alphaprof.profiling.checks import as_measured
 from alphaprof.profiling.heads.eagle import EMBEDDING, Eagle3
 from alphaprof.profiling.heads.eagle_new import config_content, is_plain, new_head, require_trainable, weights_content
+from alphaprof.profiling.models.identity import eos_of, special_ids, tokenizer_fingerprint
 from alphaprof.profiling.models.kinds import load_draft
-from alphaprof.profiling.models.load import Model, eos_of, load_model, load_tokenizer, special_ids, tokenizer_fingerprint
+from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.models.memory import free_memory
 from alphaprof.profiling.models.teacher_forced import FINAL, TeacherForced, recorded
 from alphaprof.profiling.profile import in_memory, profile, set_threads

@@ -60,7 +60,7 @@ def test_tensors_tell_what_a_draft_is_and_config_where_they_do_not(
 def test_drafters_that_are_not_measured_are_known_by_name(name: str, tmp_path: Path) -> None:
     folder = written(tmp_path / name, {"architectures": [name]}, EAGLE3)
     with pytest.raises(ModelUnloadable, match=r"its config\.json is that of .*, which is not measured here") as refused:
-        require_kind("draft x", "eagle3", folder)
+        require_kind("draft x", "eagle3", of(folder))
     assert "alphaprof import" in str(refused.value.hint)
     assert recognized({"architectures": ["UnoQwenForCausalLM", "Unobtainium"]}, ()).name == "uno"
     assert recognized({"architectures": ["UnobtainiumForCausalLM"]}, ()) is heads.MODEL
@@ -98,6 +98,10 @@ def written(folder: Path, config: dict[str, Any] | None, tensors: Sequence[str],
     return folder
 
 
+def of(place: Path) -> ModelFiles | Path:
+    return place if place.is_file() else ModelFiles.of(place)
+
+
 def gguf(path: Path, **said: str) -> Path:
     """The beginning of a GGUF file with texts in its metadata."""
     content = b"GGUF" + struct.pack("<IQQ", 3, 0, len(said))
@@ -112,7 +116,7 @@ def test_a_file_that_no_head_is_read_from_is_named_for_what_it_is(tmp_path: Path
     imatrix, head = gguf(tmp_path / "i.gguf", type="imatrix"), gguf(tmp_path / "h.gguf", architecture="eagle3", type="model")
     model = gguf(tmp_path / "m.gguf", architecture="llama")
     assert [gguf_kind(path) for path in (imatrix, head, model)] == ["imatrix", "eagle3", "llama"]
-    require_kind("draft x", "model", model)
+    require_kind("draft x", "model", of(model))
     for kind, path, words in (
         ("model", imatrix, "an importance matrix"),
         ("model", head, r"a GGUF file of a head \(eagle3\)"),
@@ -122,14 +126,14 @@ def test_a_file_that_no_head_is_read_from_is_named_for_what_it_is(tmp_path: Path
         (tmp_path / "mistral").mkdir(exist_ok=True)
         (tmp_path / "mistral" / "params.json").write_text("{}")
         with pytest.raises(ModelUnloadable, match=words):
-            require_kind("draft x", kind, path)
+            require_kind("draft x", kind, of(path))
 
 
 def test_a_draft_of_another_kind_is_refused_with_its_own(tmp_path: Path) -> None:
     head, whole = written(tmp_path / "head", LLAMA, EAGLE3), written(tmp_path / "whole", LLAMA, WHOLE)
     pard = written(tmp_path / "pard", LLAMA | {"pard_token": 5}, WHOLE)
-    require_kind("draft x", "eagle3", head)
-    require_kind("draft x", "model", pard)
+    require_kind("draft x", "eagle3", of(head))
+    require_kind("draft x", "model", of(pard))
     for kind, folder, words, hint in (
         ("model", head, "its tensors are those of EAGLE-3", "use it as a draft of kind: eagle3"),
         ("dflash", head, "its tensors are those of EAGLE-3", "use kind: eagle3"),
@@ -137,11 +141,11 @@ def test_a_draft_of_another_kind_is_refused_with_its_own(tmp_path: Path) -> None
         ("eagle3", whole, "its tensors are those of a model by itself", "use kind: model"),
     ):
         with pytest.raises(ModelUnloadable, match=words) as refused:
-            require_kind("draft x", kind, folder)
+            require_kind("draft x", kind, of(folder))
         assert refused.value.hint == hint
     (head / "mask_embedding.pt").touch()
     with pytest.raises(ModelUnloadable, match=r"mask_embedding\.pt"):
-        require_kind("draft x", "eagle3", head)
+        require_kind("draft x", "eagle3", of(head))
 
 
 def test_an_index_decides_which_files_are_read_and_without_one_all_but_mistrals_copies(tmp_path: Path) -> None:
@@ -156,6 +160,20 @@ def test_an_index_decides_which_files_are_read_and_without_one_all_but_mistrals_
     path = folder / "model-00001-of-00001.safetensors"
     assert ModelFiles.of(folder).tensors["fc.weight"] == Stored(path, "fc.weight", (1,), "F32")
     assert stored_dtype(path) == "float32"
+
+
+@each(("named", "words"), [
+    ("../x.safetensors", "outside its folder"), ("/x.safetensors", "outside its folder"),
+    ("a\\\\x.safetensors", "outside its folder"), ("x.bin", "that are not safetensors"),
+])  # fmt: skip
+@each("file", ["config.json", "model.safetensors.index.json"])
+def test_weights_that_a_model_names_lie_in_its_folder(named: str, words: str, file: str, tmp_path: Path) -> None:
+    said = {"config.json": {"transformers_weights": named}, "model.safetensors.index.json": {"weight_map": {"a": named}}}
+    for each_file, content in said.items():
+        (tmp_path / each_file).write_text(json.dumps(content if each_file == file else {}))
+    with pytest.raises(ModelUnloadable, match=f"{file} names weights {words}") as refused:
+        _ = ModelFiles.of(tmp_path).named
+    assert refused.value.hint.startswith("give the whole model as safetensors")
 
 
 @each(

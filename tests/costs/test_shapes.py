@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 from alphaprof.config.heads import draft_form
 from alphaprof.costs.layers import EXPERTS, first_of
 from alphaprof.costs.shapes import KNOWN, ModelShape
-from alphaprof.profiling.models.load import shape_of
+from alphaprof.profiling.models.identity import shape_of
 from tests.loops import each
 
 # Of families that transformers has no config of: its own code, or the decoder's words are those of another.

@@ -21,8 +21,10 @@ from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models import teacher_forced
 from alphaprof.profiling.models.draft import Draft
+from alphaprof.profiling.models.identity import shape_of
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
-from alphaprof.profiling.models.load import Model, load_model, shape_of, stored_bytes
+from alphaprof.profiling.models.load import Model, load_model
+from alphaprof.profiling.models.quantised import stored_bytes
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.scorer import Scorer
 from alphaprof.profiling.texts.continuations import Continuation, generate

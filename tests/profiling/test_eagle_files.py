@@ -18,18 +18,22 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen3Config
 
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import AlphaprofError, ModelUnloadable, VocabularyMismatch
+from alphaprof.profiling.heads.attention import Reach
+from alphaprof.profiling.heads.dflash import DFlash
 from alphaprof.profiling.heads.draft import HeadDraft
-from alphaprof.profiling.heads.eagle import Wiring
+from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Wiring
 from alphaprof.profiling.heads.eagle_files import eagle3_format, is_guessed, wiring_as
 from alphaprof.profiling.heads.files import files_of
+from alphaprof.profiling.heads.network import MaskRows
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.teacher_forced import FINAL
 from tests import tiny
 from tests.eagle import (
+    BLOCKS,
     HIDDEN,
     IDS,
     VOCABULARY,
@@ -632,3 +636,36 @@ def test_files_that_are_no_eagle_1_head_of_this_target_are_refused(tmp_path: Pat
     with pytest.raises(ModelUnloadable) as caught:
         loaded(written(tmp_path, flat, weights), model, kind="eagle1")
     assert words in caught.value.message
+
+
+def gemma() -> Model:
+    """A random Gemma of the size of `target`, whose module multiplies embeddings by the root of their width."""
+    shape = {"num_hidden_layers": BLOCKS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    size = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 48, "pad_token_id": 0}
+    torch.manual_seed(0)
+    return Model("target", Gemma3ForCausalLM(Gemma3TextConfig(**shape | size)).eval().requires_grad_(False), "model", "tiny")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("made", "scale"), [(gemma, HIDDEN**0.5), (target, 1.0)])
+def test_a_drafter_reads_embeddings_as_its_target_scales_them(
+    made: Callable[[], Model], scale: float, tmp_path: Path
+) -> None:
+    model, layer = made(), config(layer={"model_type": "qwen3"})["transformer_layer_config"]
+    of_qwen = Qwen3Config(**{**layer, "rope_theta": 100.0})
+    shared = {EMBEDDING: model.network.get_input_embeddings(), LM_HEAD: model.network.lm_head}
+    network = DFlash(of_qwen, (1, 2), masks=MaskRows(3, 3), reach=(Reach(False),), target=shared)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    flat = layer | {"architectures": ["DFlashDraftModel"], "block_size": 4, "is_causal": False}
+    flat |= {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 1]}}
+    weights = {name.replace("blocks.", "layers."): each for name, each in network.state_dict().items()}
+    draft = loaded(written(tmp_path, flat, weights), model, kind="dflash", gamma=3)
+    ids, like = torch.arange(VOCABULARY), torch.zeros(1)
+    plain = model.network.get_input_embeddings().weight
+    torch.testing.assert_close(draft.network.embedded(ids, like), plain * scale)
+    others = [way for way in draft.alternatives if way.changed == "the target's embedding not scaled"]
+    assert [way.engines for way in others] == ([] if scale == 1 else [("vLLM",)])
+    assert draft.engines == (("vLLM", "SGLang") if scale == 1 else ("SGLang",))
+    for way in others:
+        torch.testing.assert_close(way.network.embedded(ids, like), plain)

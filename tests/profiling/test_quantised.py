@@ -24,7 +24,8 @@ from alphaprof.config.options import ModelOptions, TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.kinds import layer_skip
-from alphaprof.profiling.models.load import Model, load_model, stored_bytes
+from alphaprof.profiling.models.load import Model, load_model
+from alphaprof.profiling.models.quantised import stored_bytes
 from alphaprof.report.asked import Asked
 from alphaprof.run.manifest import Quantisation
 from alphaprof.run.reader import Run

@@ -22,8 +22,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from alphaprof.config.options import ModelDraft
 from alphaprof.errors import LogitsNotFinite, ModelUnloadable, VocabularyMismatch
 from alphaprof.profiling.models import load as models
+from alphaprof.profiling.models.identity import check_vocabulary, token_count
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup, check_tokenizers, layer_skip
-from alphaprof.profiling.models.load import Model, check_vocabulary, token_count
+from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.scorer import Extras, Layout, Scorer, by_document, position_table

@@ -236,6 +236,7 @@ def load_dflash(
         target,
         network,
         context=head.context,
+        files=head.files.paths,
         gamma=drafts if by_length else None,
         foreign=head.refusing,
         reading=words | described(head, network),

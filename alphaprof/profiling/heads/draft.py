@@ -14,7 +14,7 @@ import torch
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.draft import Arrays
-from alphaprof.profiling.models.hashes import fingerprint_by_files, head_files
+from alphaprof.profiling.models.hashes import fingerprint_by_files
 from alphaprof.profiling.models.load import NOISE, Model
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.run.manifest import DraftFacts
@@ -76,7 +76,6 @@ class HeadDraft:
             hint = f"set this draft's depths to {network.most} or less; MTP with reuse: true has no limit"
             raise ModelUnloadable(f"draft {name} has {network.most} depths, but {depths} are needed", hint)
         reference = target.reference if model is None else model.model
-        facts["files"] = target.files if model is None else head_files(model)
         return cls(name, network, target, options.kind, reference, depths=depths, **facts)
 
     @property

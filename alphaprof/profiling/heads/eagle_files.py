@@ -26,7 +26,8 @@ from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, 
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
-from alphaprof.profiling.models.load import Model, check_vocabulary, load_tokenizer
+from alphaprof.profiling.models.identity import check_vocabulary
+from alphaprof.profiling.models.load import Model, load_tokenizer
 from alphaprof.profiling.models.teacher_forced import FINAL
 from alphaprof.run.notes import note
 
@@ -394,6 +395,7 @@ def load_eagle3(
         target,
         network,
         context=head.context,
+        files=head.files.paths,
         foreign=("SGLang",) if head.layout == SPECULATORS else (),  # it looks for a model_type in config.json
         reading=words_of(head, wiring) | described(head, network),
         engines=tuple(engine for engine, theirs in served_wirings(head, config).items() if theirs == wiring),
@@ -433,7 +435,8 @@ def load_eagle1(
     network = filled(empty, head, {LM_HEAD}, target, DTYPES[draft.dtype or target.dtype_name])
     words = {"layout": head.layout, "target states": "after the final norm", "fed back": "the state of its last layer"}
     words |= described(head, network)
-    return HeadDraft.of(name, draft, options.gammas, target, network, context=head.context, reading=words)
+    facts = {"context": head.context, "files": head.files.paths, "reading": words}
+    return HeadDraft.of(name, draft, options.gammas, target, network, **facts)
 
 
 def described(head: EagleFormat, network: SharingHead) -> dict[str, str]:

@@ -33,6 +33,11 @@ class HeadFiles:
     config: dict[str, Any]
     tensors: dict[str, Stored]
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that its tensors lie in."""
+        return tuple(sorted({each.path for each in self.tensors.values()}))
+
     def refused(self, problem: str, hint: str) -> ModelUnloadable:
         """Return an error about them."""
         return ModelUnloadable(f"{self.name}: {problem}", hint)
@@ -93,18 +98,17 @@ def files_of(name: str, options: ModelOptions, kind: str = "") -> HeadFiles:
     them, but of models by themselves. Raises `ModelUnloadable`, also for files that are no draft of a `kind`.
     """
     called = f"draft {name} ({options.model})"
-    require_model(options, f"draft {name}")
-    folder = Path(options.model)
+    files = require_model(options, f"draft {name}")
     if not is_local(options.model):
         folder = downloaded(options)
-        require_model(options, f"draft {name}")
+        files = require_model(options, f"draft {name}") or ModelFiles.of(folder)
     if kind:
-        require_kind(called, kind, folder)
-    files = ModelFiles.of(folder)
+        require_kind(called, kind, files or Path(options.model))
+    files = files or ModelFiles.of(Path(options.model))
     if not files.config:
         raise ModelUnloadable(f"{called} has no {CONFIG}", "give a folder or a hub id with config.json and safetensors")
     if not files.paths:
-        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+        pickles = sorted(path.name for pattern in PICKLES for path in files.folder.glob(pattern))
         if not pickles:
             raise ModelUnloadable(
                 f"{called} holds no safetensors", "give a folder or a hub id with config.json and safetensors"

@@ -271,6 +271,7 @@ def load_mtp(
         target,
         network,
         context=target.context,
+        files=target.files,
         reading=words,
         alternatives=alternatives,
     )

@@ -81,6 +81,7 @@ def load_p_eagle(
         target,
         network,
         context=head.context,
+        files=head.files.paths,
         reading=words | described(head, network),
         engines=("vLLM",) if head.layout != SPECFORGE else (),
         alternatives=[*readings, *other_masks(network, target, "mask_token_id")],

@@ -84,6 +84,7 @@ def load_pard(
         target,
         network,
         context=config.max_position_embeddings - 1,  # the anchor is a row of its own
+        files=files.paths,
         reading={"layout": f"transformers, {architecture}", "mask token": str(mask), "target states": "none"},
         engines=("vLLM",),
         alternatives=list(other_masks(network, target, "pard_token")),

@@ -47,11 +47,6 @@ def weight_files(options: ModelOptions, files: ModelFiles | None = None) -> tupl
     return found if all(file.is_file() for file in found) else ()
 
 
-def head_files(options: ModelOptions) -> tuple[Path, ...]:
-    """Return the files that the tensors of a draft head lie in."""
-    return () if (files := files_in(options)) is None else tuple(files.paths)
-
-
 def fingerprint_by_files(settings: Any, files: Iterable[Path]) -> str:
     """SHA-256 over settings, as JSON, and over the SHA-256 of files, whose names and order do not matter. Without files it
     begins with `PARTIAL`: the weights are not known.

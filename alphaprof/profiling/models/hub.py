@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphaprof.config.heads import MODEL, require_kind
@@ -24,7 +24,7 @@ from alphaprof.config.model_files import (
     described,
 )
 from alphaprof.config.paths import COMPRESSED, FORMATS, data_format, is_remote
-from alphaprof.errors import VALUE, AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
+from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, ModelUnloadable, RunUnreadable, cut, shown
 from alphaprof.run.storage import NAME, storage_of
 from alphaprof.version import install_line
 
@@ -81,9 +81,8 @@ def check_kinds(options: ProfileOptions, drafts: bool = True) -> None:
     """Raise `ModelUnloadable` for files of models that are here and are not what the profile takes them for."""
     asked = {f"draft {name}": (draft.kind, draft.own_model) for name, draft in options.drafts.items() if drafts}
     for name, (kind, model) in ({"target": (MODEL.kind, options.target)} | asked).items():
-        place = None if model is None else Path(model.model) if is_local(model.model) else folder_of(model)
-        if model is not None and place is not None:
-            require_kind(f"{name} ({model.model})", kind, place)
+        if model is not None and (found := Path(model.model) if model.is_gguf else files_in(model)) is not None:
+            require_kind(f"{name} ({model.model})", kind, found)
 
 
 def require_data(reference: str) -> None:
@@ -281,35 +280,21 @@ def require_sound(files: ModelFiles, cache: bool = False) -> None:
 
     `cache`: it is the hub's cache of a model, where files may be missing; transformers downloads them, pickles never.
     """
-    folder, explicit = files.folder, files.explicit
-    if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
+    folder, single = files.folder, files.folder / str(files.explicit or WEIGHTS)
+    if ADAPTER in files.beside and CONFIG not in files.beside:
         raise ModelUnloadable(
             f"{folder} is a LoRA adapter, not a model: it has {ADAPTER} and no {CONFIG}",
             "give its base model as model, and this folder as adapter: {model: BASE, adapter: FOLDER}",
         )
-    if explicit is not None:
-        _require_safetensors(explicit, folder / CONFIG)
-    if (folder / WEIGHTS).is_file() and explicit is None:
-        return
-    if (index := folder / (explicit or INDEX)).is_file() and index.name.endswith(".json"):
-        said = files.index if explicit is None else described(index)
-        for name in sorted(set(map(str, (said.get("weight_map") or {}).values()))):
-            _require_safetensors(name, index)
-            if not cache and not (folder / name).is_file():
-                raise ModelUnloadable(f"{index} names {name}, which is missing", "download the model again")
-    elif explicit is None and not cache and (pickles := [name for name in PICKLES if (folder / name).is_file()]):
+    if files.named != [single]:
+        if not cache and (lacking := [path for path in files.named if not path.is_file()]):
+            index = single if files.explicit else folder / INDEX
+            raise ModelUnloadable(f"{index} names {lacking[0].name}, which is missing", "download the model again")
+    elif not (files.explicit or cache or single.is_file()) and (
+        pickles := [name for name in PICKLES if name in files.beside]
+    ):
         raise ModelUnloadable(
             f"{folder} holds its weights as pickles only ({pickles[0]}), and reading a pickle can run code",
             "if you trust it, load it with transformers and save it with save_pretrained, as safetensors; for a "
             f"draft head, {CONVERSION}",
         )
-
-
-def _require_safetensors(name: object, where: Path) -> None:
-    """A file of weights is named by `where`: it must be safetensors, or their index, in the same folder."""
-    path = PurePosixPath(str(name))
-    outside = path.is_absolute() or ".." in path.parts or "\\" in str(name)
-    if outside or not path.name.endswith((".safetensors", ".safetensors.index.json")):
-        problem = "outside its folder" if outside else "that are not safetensors"
-        hint = "give the whole model as safetensors or as a .gguf file: reading a pickle can run code"
-        raise ModelUnloadable(f"{where} names weights {problem}: {cut(repr(name), VALUE)}", hint)

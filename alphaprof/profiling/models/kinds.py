@@ -15,7 +15,9 @@ from torch import nn
 from alphaprof.config.options import ModelDraft
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.draft import Arrays, Draft
-from alphaprof.profiling.models.load import Model, check_vocabulary, decoder_of, kernels_of, load_model, load_tokenizer
+from alphaprof.profiling.models.identity import check_vocabulary, decoder_of
+from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.models.quantised import kernels_of
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.schema import PROPOSED_LIMIT

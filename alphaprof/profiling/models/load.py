@@ -1,78 +1,70 @@
-"""Load target and draft models, quantised or not, and their tokenizer (transformers), and say what identifies them."""
+"""Load target and draft models, quantised or not, and their tokenizer (transformers)."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import dataclasses
-import hashlib
 import inspect
 import io
-import json
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from alphaprof.config.model_files import ADAPTER, ModelFiles
 from alphaprof.costs.cost_model import no_shape
-from alphaprof.costs.layers import EXPERTS, USED, first_of
 from alphaprof.costs.shapes import ModelShape
-from alphaprof.errors import VALUE, ModelUnloadable, VocabularyMismatch, cut
+from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.dtype import DTYPES, DtypeChoice, choose_dtype
 from alphaprof.profiling.models.hashes import fingerprint_by_files, weight_files
 from alphaprof.profiling.models.hub import (
     fetch_descriptions,
     first_line,
-    folder_of,
     is_local,
     require_model,
 )
-from alphaprof.profiling.models.private import attention_of, kept_in_float32
+from alphaprof.profiling.models.identity import (
+    NOT_THE_TEXT,
+    counted_shape,
+    decoder_of,
+    eos_of,
+    of_text,
+    settings_of,
+    shape_of,
+)
+from alphaprof.profiling.models.private import attention_of
+from alphaprof.profiling.models.quantised import (
+    OF_QUANTISERS,
+    WITHOUT,
+    bits_of,
+    declared_in,
+    kernels_of,
+    method_of,
+    parameters_of,
+    stored_bytes,
+    to_dtype,
+)
 from alphaprof.run.manifest import ModelFacts, Quantisation
 from alphaprof.version import install_line, missing
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from alphaprof.config.options import ModelOptions
 
-Value = TypeVar("Value")
 # Logit differences that batching alone was seen to make: 9e-5 in float32 and 0.125 in bfloat16 (two logits each);
 # float16 has three more bits than bfloat16. Below them the order of two tokens is arbitrary.
 NOISE = {torch.float32: 2e-4, torch.bfloat16: 0.125, torch.float16: 0.125 / 8}
-# Weights that take no part in a model's text: of parts for images and sound, for predicting several tokens, for training
-# and for decoding; and masks and frequencies that older versions saved and newer ones compute.
-NOT_THE_TEXT = re.compile(
-    r"^([^.]+\.)?[^.]*(mtp|vision|visual|image|audio|speech|talker|projector|v_head|medusa)"
-    r"|(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$|\.masked_bias$|inv_freq$|(^|\.)position_ids$"
-)
-# Quantisers write biases of zeros for layers that have none (GPTQ), and scales for a KV cache of 8 bits.
-OF_QUANTISERS = re.compile(r"\.bias$|\.[qkv]_scale$|\.[qkv]_proj\.output_scale$")
 BEFORE_LAYERS = re.compile(r"^.*?(?=[a-z]+\.\d+\.)")  # what transformers may rename: model.language_model. and the like
-# What tells a model that does not attend to the whole text in every layer, by parameters and by settings.
-STATE = re.compile(r"A_log|ssm|mamba|conv1d|time_mix|recurrent|kv_a_proj|linear_attn", re.IGNORECASE)
-NOT_PLAIN = (
-    "sliding_window",
-    "window_size",
-    "attention_chunk_size",
-    "kv_lora_rank",
-    "multi_query",
-    "num_ln_in_parallel_attn",
-)
 # What allocators without an error of their own say.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
-PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)  # of weights and of buffers
-WRAPPER = "__tensor_flatten__"  # what a tensor has that consists of others, by torch's protocol for subclasses
-WITHOUT = "give the unquantized checkpoint, or import your engine's logs (alphaprof import)"
 
 
 @dataclass(frozen=True)
@@ -220,7 +212,7 @@ def load_model(
     require_on_gpus(network, options)
     quantised = None
     if declared is not None:
-        quantised = Quantisation(str(_method(declared)), _bits(declared), kernels_of(network))
+        quantised = Quantisation(str(method_of(declared)), bits_of(declared), kernels_of(network))
         if not quantised.kernels:
             to_dtype(network, chosen)
     if "device_map" not in arguments:
@@ -268,12 +260,6 @@ def require_causal(network: Any, options: ModelOptions) -> None:
         )
 
 
-def decoder_of(network: Any) -> Any:
-    """Return what embeds tokens and runs decoder layers and the final norm, whatever holds it beside parts for images."""
-    decoder = network.get_decoder()
-    return getattr(decoder, "model", decoder)  # Llama 4 answers with what holds it and the LM head
-
-
 def without_hooks(module: Any) -> Any:
     """Return a shallow copy of a module without what accelerate gave it: a `forward` that runs the module and not the copy.
     Its parts keep theirs, which bring what they are given to their device.
@@ -282,15 +268,6 @@ def without_hooks(module: Any) -> Any:
     twin.__dict__ = {name: value for name, value in vars(module).items() if name not in ("forward", "_hf_hook")}
     twin._modules, twin._buffers = dict(module._modules), dict(module._buffers)
     return twin
-
-
-def of_text(network: Any, weights: Iterable[tuple[str, Value]]) -> dict[str, Value]:
-    """Return those of some weights, by name, that take part in a network's text: all of its decoder, and others unless
-    their names say that they are for images or sound.
-    """
-    decoder = decoder_of(network)
-    inside = next((f"{name}." for name, module in network.named_modules() if name and module is decoder), "")
-    return {name: value for name, value in weights if name.startswith(inside) or not NOT_THE_TEXT.search(name)}
 
 
 def require_on_gpus(network: PreTrainedModel, options: ModelOptions) -> None:
@@ -386,12 +363,11 @@ def _biases_of_zeros(folder: Path | None) -> set[str]:
 
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     """Return the tokenizer that belongs to a model. Raises `ModelUnloadable`."""
-    require_model(options, "the tokenizer")
+    files = require_model(options, "the tokenizer")
     from transformers import AutoTokenizer
 
     where, arguments = _location(options)
-    folder = folder_of(options)
-    names = set() if folder is None or not folder.is_dir() else {path.name for path in folder.iterdir()}
+    names = frozenset[str]() if files is None else files.beside
     if "tokenizer.json" in names or "tekken.json" not in names:  # transformers would take Mistral's, without a chat template
         arguments["mistral_format"] = False
     if "tokenizer.model" in names and "tokenizer.json" not in names and find_spec("sentencepiece") is None:
@@ -512,109 +488,8 @@ def require_shape(name: str, options: ModelOptions) -> None:
     except (LookupError, TypeError):
         with _loading(options.model), torch.device("meta"):
             plain = _auto_class(files).from_config(config)
-        if _counted_shape(plain, 2.0, 2.0) is None:
+        if counted_shape(plain, 2.0, 2.0) is None:
             raise no_shape(name, next(iter(config.architectures or ()), config.model_type)) from None
-
-
-def shape_of(network: PreTrainedModel, weight_bytes: float | None = None) -> dict[str, float | bool] | None:
-    """Return what decides the bytes and FLOPs of a model's steps; None if that is not known of its architecture.
-    `weight_bytes`: of a parameter (default: of the dtype).
-    """
-    size = float(network.dtype.itemsize)
-    weights = weight_bytes or size
-    tied = {"tie_word_embeddings": getattr(network.config, "tie_word_embeddings", False)}
-    settings = network.config.get_text_config().to_dict() | tied
-    try:
-        shape: ModelShape | None = ModelShape.from_config(settings, weight_bytes=weights, kv_bytes=size)
-    except (LookupError, TypeError):
-        with torch.device("meta"):
-            plain = type(network)(network.config)
-        shape = _counted_shape(plain, weights, size)
-    return None if shape is None else dataclasses.asdict(shape)
-
-
-def _counted_shape(plain: PreTrainedModel, weight_bytes: float, kv_bytes: float) -> ModelShape | None:
-    """Return the shape of a network of any family whose layers all attend to the whole text, by its parameters, experts by
-    their names; None where names or settings say that it has a state, a window, a latent cache or an unknown number of
-    experts.
-    """
-    config = plain.config.get_text_config()
-    counts = {name: weight.numel() for name, weight in of_text(plain, plain.named_parameters()).items()}
-    settings = {name: getattr(config, name, None) for name in (*EXPERTS, *USED, *NOT_PLAIN, "num_key_value_heads")}
-    mixed = sum(count for name, count in counts.items() if ".experts." in name)
-    experts, used = (first_of(settings, *names) if mixed else 0 for names in (EXPERTS, USED))
-    heads = getattr(config, "num_attention_heads", None)
-    if not heads or first_of(settings, *NOT_PLAIN) or any(map(STATE.search, counts)) or (mixed and not (experts and used)):
-        return None
-    head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
-    return ModelShape(
-        parameters=sum(counts.values()),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=heads,
-        kv_heads=settings["num_key_value_heads"] or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        vocabulary=embedding.weight.shape[0],
-        weight_bytes=weight_bytes,
-        kv_bytes=kv_bytes,
-        experts=experts,
-        experts_per_token=used,
-        expert_parameters=mixed / experts if mixed else 0.0,
-        tied=head is None or head.weight is embedding.weight,
-    )
-
-
-def settings_of(network: PreTrainedModel) -> dict[str, Any]:
-    """Return what of a model's configuration tells it from others."""
-    volatile = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
-    return {key: value for key, value in network.config.to_diff_dict().items() if key not in volatile}
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 over the vocabulary and the chat template."""
-    content = [sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]), tokenizer.chat_template]
-    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
-
-
-def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]:
-    """Return the ids with which a tokenizer or a generation config ends a text."""
-    eos: int | list[int] | None = owner.eos_token_id
-    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(map(int, eos))
-
-
-def check_vocabulary(
-    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, name: str, special_tokens: str = "same"
-) -> None:
-    """Raise `VocabularyMismatch` unless every id that both tokenizers have stands for the same token string; of special and
-    added tokens only where `special_tokens` is same, not any.
-
-    Tokens that only one of them has, and padding rows of an embedding, are no mismatch. Equal vocabularies do not
-    imply equal encodings, which is why the target's tokenizer encodes the text for both.
-    """
-    ours, theirs = ({index: token for token, index in tokenizer.get_vocab().items()} for tokenizer in (target, draft))
-    shared = sorted(ours.keys() & theirs.keys())
-    odd = [index for index in shared if ours[index] != theirs[index]]
-    added = target.added_tokens_decoder.keys() & draft.added_tokens_decoder.keys()
-    only_names = bool(odd) and added.issuperset(odd)
-    if (odd or not shared) and not (only_names and special_tokens == "any"):
-        examples = "; ".join(f"id {index}: {ours[index]!r} / {theirs[index]!r}" for index in odd[:3])
-        hint = "choose a draft with the target's tokenizer: speculative decoding compares token ids"
-        if only_names:
-            hint += "; only special or added tokens differ here: if your engine serves this pair, set special_tokens: any"
-        raise VocabularyMismatch(
-            f"draft {name} has another vocabulary: {len(odd)} of {len(shared)} ids differ (target / draft {examples})", hint
-        )
-
-
-def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return one more than the largest id that stands for a token."""
-    return max(tokenizer.get_vocab().values(), default=-1) + 1
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return ids that stand for no text: BOS, EOS, ends of turn, markers of chat templates."""
-    added = (index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
-    return tuple(sorted({*map(int, tokenizer.all_special_ids), *map(int, added)}))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -631,84 +506,3 @@ def kept_logits(model: Model) -> dict[str, Any]:
     cost more memory than the prompt's keys and values.
     """
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
-
-
-def declared_in(files: ModelFiles | None, reference: str) -> dict[str, Any] | None:
-    """Return what a model's config.json says of its quantisation; None: nothing. Raises `ModelUnloadable` for a method that
-    transformers does not know: it would read packed weights as if they were plain ones.
-    """
-    from transformers.quantizers.auto import AutoHfQuantizer
-
-    groups = [] if files is None else files.settings
-    declared = next((found for group in groups if (found := group.get("quantization_config")) is not None), None)
-    if declared is None:
-        return None
-    method = _method(declared) if isinstance(declared, dict) else None
-    if method is None or not AutoHfQuantizer.supports_quant_method(declared):
-        shown = cut(repr(declared if method is None else method), VALUE)
-        raise ModelUnloadable(f"{reference}: transformers does not support the quantization in its config: {shown}", WITHOUT)
-    return dict(declared)
-
-
-def _method(declared: Mapping[str, Any]) -> str | None:
-    """Return the name of a method; old configs of bitsandbytes have none."""
-    if declared.get("load_in_4bit") or declared.get("load_in_8bit"):
-        return "bitsandbytes"
-    method = declared.get("quant_method")
-    return method if isinstance(method, str) else None
-
-
-def _bits(declared: Mapping[str, Any]) -> int | None:
-    """Return the bits of a weight: as GPTQ and AWQ write them, as bitsandbytes does, and as compressed-tensors does by
-    group.
-    """
-    groups = (declared.get("config_groups") or {}).values()
-    own = 4 if declared.get("load_in_4bit") else 8 if declared.get("load_in_8bit") else declared.get("bits")
-    numbers = {own, *((group.get("weights") or {}).get("num_bits") for group in groups)} - {None}
-    return numbers.pop() if len(numbers) == 1 else None
-
-
-def kernels_of(network: nn.Module) -> dict[str, int]:
-    """Return the classes that compute with quantised weights, and the number of layers of each."""
-    kernels = Counter(name for module in network.modules() if (name := _kernel(module)) is not None)
-    return dict(sorted(kernels.items()))
-
-
-def _kernel(module: nn.Module) -> str | None:
-    """Return the class that computes with quantised weights: the layer's own, or that of its weight in a plain layer."""
-    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    if wrapped := [weight for weight in own if hasattr(weight, WRAPPER)]:
-        return type(wrapped[0] if type(module) is nn.Linear else module).__name__
-    is_other_linear = isinstance(module, nn.Linear) and type(module) is not nn.Linear
-    return type(module).__name__ if is_other_linear or any(weight.dtype not in PLAIN for weight in own) else None
-
-
-def to_dtype(network: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast parameters: transformers dequantises a model and leaves those that were not quantised in their file's dtype."""
-    kept = kept_in_float32(network)
-    for name, parameter in network.named_parameters():
-        if parameter.is_floating_point() and not kept.intersection(name.split(".")):
-            parameter.data = parameter.data.to(dtype)
-
-
-def parameters_of(network: PreTrainedModel) -> int:
-    """Return the number of parameters of an architecture that take part in text, however its weights are packed."""
-    with torch.device("meta"):
-        plain = type(network)(network.config)
-    return sum(weight.numel() for weight in of_text(plain, plain.named_parameters()).values())
-
-
-def plain_tensors(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that a weight consists of, with their names: a quantised one may wrap several."""
-    if not hasattr(weight, WRAPPER):
-        yield name, weight
-        return
-    for inner in getattr(weight, WRAPPER)()[0]:
-        yield from plain_tensors(f"{name}.{inner}", getattr(weight, inner))
-
-
-def stored_bytes(network: PreTrainedModel) -> int:
-    """Return bytes of all saved weights that take part in text, those with several names once."""
-    named = of_text(network, network.state_dict().items())
-    weights = [item for name, weight in named.items() for item in plain_tensors(name, weight)]
-    return sum({tensor.data_ptr(): tensor.nbytes for _, tensor in weights}.values())
