@@ -75,6 +75,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         if "sharing" in scoring:
             middle, least, most = scoring["sharing"]
             rows.append(("the same, sharing the first layers", f"{middle:.3f} ({least:.3f} to {most:.3f})"))
+        if "own_path" in scoring:
+            middle, least, most = scoring["own_path"]
+            rows.append(("scoring / the same on the text's tokens", f"{middle:.3f} ({least:.3f} to {most:.3f})"))
         rows.append(("statistics in torch instead, ms/position", f"{scoring['statistics_ms']:.3f}"))
     if run := found.get("run"):
         speed = run["tokens_per_second"]

@@ -5,7 +5,8 @@ CPU time, else, and where there is a GPU, time by the clock.
 
 `scoring`: a scoring pass over batches as a run makes them. `bare`: each model's own forward over the same batches with
 logits at the scored positions, BARE_ROWS at a time, and nothing made of them; of a head the pass of each depth. A draft that
-skips layers runs whole in both; what it saves where it goes on from the target's hidden states is `sharing`.
+skips layers runs whole in both; what it saves where it goes on from the target's hidden states is `sharing`. `own_path`:
+heads that read their own drafts against the same ones on the text's tokens, which is `of_text`.
 
 `run`: all that `alphaprof profile` does once models are loaded, but for step times: prompts on disk; texts, scoring, the log
 on disk, and totals of all rules at every gamma. `assisted`: Hugging Face assisted generation with the first draft model, one
@@ -111,7 +112,8 @@ def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
     positions = sum(len(item.ids) for item in texts)
     sharing = [(each, each.rest) for each in scorer.drafts if isinstance(each, TeacherForced) and each.rest]
 
-    def score(shared: bool) -> None:
+    def score(shared: bool, own_path: bool = True) -> None:
+        scorer.own_path = own_path
         for each, rest in sharing:
             each.rest = rest if shared else None
         for batch in batches:
@@ -120,11 +122,15 @@ def scoring_figures(bench: Bench, texts: Sequence[Continuation]) -> Figures:
     ways = {"bare": lambda: [bare(scorer, batch, BARE_ROWS) for batch in batches], "scoring": lambda: score(shared=False)}
     if sharing:
         ways["sharing"] = lambda: score(shared=True)
+    if by_depth := any(each.by_depth for each in scorer.drafts):
+        ways["of_text"] = lambda: score(shared=False, own_path=False)
     taken = in_turn(ways, bench.repeats, seconds)
     for each, rest in sharing:
         each.rest = rest
     found: Figures = {f"{name}_ms": 1000 * float(np.median(values)) / positions for name, values in taken.items()}
     found |= {name: list(ratios(taken, name, "bare")) for name in list(ways)[1:]}
+    if by_depth:
+        found["own_path"] = list(ratios(taken, "scoring", "of_text"))
     return found | {"positions": positions, "statistics_ms": statistics_ms(bench, texts)}
 
 

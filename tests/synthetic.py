@@ -32,6 +32,7 @@ from alphaprof.run.schema import (
     DEPTH_COUNTS,
     DEPTHS,
     LATENCY_COLUMNS,
+    OWN_PATH,
     PROMPT_COLUMNS,
     STARTS,
     LogRules,
@@ -527,6 +528,9 @@ def _head_columns(
             chances[f"accept_{rule}"] = deeper["overlap"] if of_text else np.full(size, -1.0)
             chances[f"emitted_{rule}"] = np.minimum(1.0, q / p) if of_text else np.full(size, -1.0)
         columns |= {f"{name}_{depth}": np.where(drafted, values, -1) for name, values in chances.items()}
+        if rules.own_path:
+            odds = np.where(proposed >= depth, rng.normal(0.4, 1.0, size), np.nan)
+            columns[f"draft_log_odds_{depth}"] = odds if document.law is None else np.full(size, np.nan)
     stop = np.array([size])
     return columns | {"accepted_run": runs_by_depth(np.stack(agrees, 1), proposed, np.array([0]), stop)}
 
@@ -580,6 +584,7 @@ def log_table(data: dict[str, Array], rules: LogRules, draft: str) -> pa.Table:
     data = data | {f"accept_{rule.id}": rule.accept(columns) for rule in rules_of(list(rules.accepted))}
     silent = data["proposed"] == 0
     masks = {column.name: silent for column in declared if column.nullable and column.name != "span"}
+    masks |= {column.name: np.isnan(data[column.name]) for column in declared if column.needs == OWN_PATH}
     masks |= {
         column.name: (data[column.name] < 0) | (silent & (column.needs == STARTS))
         for column in declared

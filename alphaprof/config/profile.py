@@ -191,8 +191,8 @@ class DecisionOptions(Options):
     )
     p_min: Annotated[float, Field(ge=0, lt=1)] | Literal["auto"] = Field(
         0.0,
-        description="a draft model stops drafting in a round when its top probability is below this (llama.cpp, Hugging "
-        "Face); auto is cross-fitted on both halves of the documents; 0: it never stops",
+        description="a draft model or head stops drafting in a round when its top probability is below this (llama.cpp, "
+        "Hugging Face); auto is cross-fitted on both halves of the documents; 0: it never stops",
     )
     min_speedup: float = Field(1.10, gt=0, le=100, description="threshold: GO if the speedup's lower bound reaches it")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence of intervals (two-sided) and verdicts (one-sided)")

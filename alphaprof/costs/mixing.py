@@ -28,12 +28,12 @@ DEAREST_FIRST, SEARCH, BOOKKEEPING = -3, -2, -1  # columns behind those of verif
 
 class Apart(NamedTuple):
     """What rounds are counted by beside their depths, or something of each: how often, a row, a cost. None: it is not
-    counted. All but the first are a hybrid's.
+    counted. All but the first are a hybrid's, `started` beside it also those of a draft that stops.
     """
 
     unused: Any  # draft steps whose token is discarded
     steps: Any  # draft steps
-    started: Any  # rounds that run any
+    started: Any  # rounds that run any, or discard the token of the only one
     idle: Any  # rounds that run none, and wait for those of others
     read: Any  # tokens beyond one that first steps read
 
@@ -87,6 +87,7 @@ def mixing(gamma: int, head: bool, hybrid: bool = False, batch: int = 1, others:
         rounds[:, draft], unused[draft] = drafted, 1.0
         if head:
             rounds[1:, first], rounds[1:, draft] = 1.0, drafted[1:] - 1
+            started[[draft, first]] = -1.0, 1.0
             after[:, first:SEARCH] = np.eye(gamma + 1)
             after[:, first] -= 1.0
         elif gamma:
@@ -102,7 +103,7 @@ def mixing(gamma: int, head: bool, hybrid: bool = False, batch: int = 1, others:
     if hybrid:  # rounds without steps of their own wait for those of others
         idle += (1 - (1 - others.starts) ** (batch - 1)) * (others.steps * steps + started)
         return found
-    if head:
+    if head and not others.discards:
         rounds[0, first], rounds[0, draft] = elsewhere, -elsewhere
     needed = drafted + (others.discards & (drafted < gamma))
     most = np.diff(np.cumsum(chances) ** (batch - 1), prepend=0.0)  # of what the sequence drafts that drafts most

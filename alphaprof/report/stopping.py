@@ -1,10 +1,11 @@
 """Stopping a draft that is unsure (p_min of llama.cpp, assistant_confidence_threshold of Hugging Face).
 
 A round drafts until γ, or until the draft's top probability falls below p_min. What it gets accepted is a fact of the log.
-What it drafted is one if it stopped or all was accepted; after a wrong draft it lies between that one and γ, since the log
-does not hold what the draft proposes on its own path. So a speedup has two ends (`RoundCounts.ends`). Its interval encloses
-both (`costs.speedup.Speedup.doubt`), its value is the middle, and p_min is chosen by the slower one: the middle is too fast
-where the draft is as sure after a wrong token as elsewhere, and most so at a low p_min, which the log says least about.
+What it drafted is one too of a head that read its own drafts; of a draft model it is if it stopped or all was accepted, and
+after a wrong draft it lies between that one and γ, since the log does not hold what the draft proposes on its own path. So a
+speedup has two ends (`RoundCounts.ends`). Its interval encloses both (`costs.speedup.Speedup.doubt`), its value is the
+middle, and p_min is chosen by the slower one: the middle is too fast where the draft is as sure after a wrong token as
+elsewhere, and most so at a low p_min, which the log says least about.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from alphaprof.errors import OptionInvalid
 from alphaprof.report.asked import Asked
 from alphaprof.report.judge import Judge
 from alphaprof.report.verdict import AUTO, Halves, Pools
+from alphaprof.rules import SAMPLED
 
 P_MINS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.9)
 
@@ -69,12 +71,15 @@ class Tried(NamedTuple):
 
 def settled(asked: Asked) -> Asked:
     """Return the same with a number if `decision.p_min` is auto: what each half of the documents chooses with draft and γ,
-    or 0 if they do not choose the same. Raises `OptionInvalid` if a draft's log does not say when it stops.
+    or 0 if they do not choose the same. Raises `OptionInvalid` if the log of a head does not say when it stops.
     """
     question, facts = asked.question, asked.run.manifest.drafts
-    if question.p_min and (silent := [draft for draft in asked.drafts if facts[draft].by_depth]):
-        problem = f"decision.p_min: the log of {silent[0]} holds no probabilities by depth, so the draft's stops are unknown"
-        raise OptionInvalid(problem, "leave p_min out, or name another decision.draft")
+    heads = [draft for draft in asked.drafts if facts[draft].by_depth]
+    fed = [draft for draft in heads if not facts[draft].own_path or SAMPLED in asked.policies]
+    if question.p_min and fed:
+        why = "sampled text" if facts[fed[0]].own_path else "a chain of MTP modules, or a run of an older version"
+        problem = f"decision.p_min: {fed[0]} read the text's tokens, not its own drafts ({why}): where it stops is unknown"
+        raise OptionInvalid(problem, "leave p_min out, name another decision.draft, or profile greedy text")
     if question.p_min != AUTO:
         return asked
     tried = Tried.of(asked, asked.drafts)

@@ -19,7 +19,7 @@ def table_content(table: pa.Table, columns: Sequence[Column], shown: str = "a ta
     _require_declared(table, columns, shown)
     # Acceptance columns are mostly 0 and 1: a dictionary is smaller than split bytes.
     split = (column for column in columns if not column.name.startswith("accept_"))
-    floats = [column.name for column in split if pa.types.is_float32(column.type)]
+    floats = [column.name for column in split if column.type in (pa.float16(), pa.float32())]
     others = [column.name for column in columns if column.name not in floats and not pa.types.is_nested(column.type)]
     buffer = pa.BufferOutputStream()
     pq.write_table(

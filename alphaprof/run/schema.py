@@ -16,8 +16,8 @@ SCHEMA_VERSION = 1
 PROPOSED_LIMIT = 256  # `proposed` is capped here: nobody drafts more in one round, and small numbers compress
 CATEGORY = pa.dictionary(pa.int32(), pa.string())
 # What a column needs that not every log has: a draft with a distribution; a draft whose proposals depend on where a round
-# starts; spans of texts; several depths of a round at each row. a_t and beta_t: see rules.py.
-NEEDS = DISTRIBUTION, STARTS, SPANS, DEPTHS = "distribution", "starts", "spans", "depths"
+# starts; spans of texts; several depths of a round at each row; a head that read its own drafts. a_t and beta_t: rules.py.
+NEEDS = DISTRIBUTION, STARTS, SPANS, DEPTHS, OWN_PATH = "distribution", "starts", "spans", "depths", "own path"
 THINKING, ANSWER = "thinking", "answer"  # spans that have a meaning here; others have any name
 UNKNOWN_TO_ENGINES = ("proposals", "accepted", "impossible", "mismatches", "clear_mismatches", "near_ties")
 PAIR_COUNTS = {  # what the lag-1 autocorrelation of acceptance is computed from; null for a lossy rule
@@ -33,7 +33,14 @@ DEPTH_COUNTS = {
 }
 # float32, as the probabilities that they are summed from: a report on sampled text reads 8% less; no verdict uses them.
 IN_FLOAT32 = {"tested": pa.float32()}
-AGREES = "Whether draft {} of a round is the token x_t, if all drafts before it were accepted; null: no such round."
+AGREES = (
+    "Whether draft {} of a round is the token x_t; null: no such round. The head read its own drafts of the round on text "
+    "that was not sampled, else (and MTP chains always) the text's tokens: the same where all before were accepted."
+)
+ODDS = (
+    "Log-odds log(q/(1 - q)) of draft {} in the round that starts here, whose own drafts were read also behind a wrong one; "
+    "null: none is drafted, or the text's tokens were read (sampled text)."
+)
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, if reached; null: never reached, or greedy text."
 RATIOS = "q(x_t)/p(x_t) if x_t is a round's draft {} (block rules multiply it); null if accept_<rule> is."
 EMITTED = "a_t at this depth: probability that the token was draft {1}, kept by {0}; null if accept_<rule> is."
@@ -272,10 +279,12 @@ class LogRules:
     certified: tuple[str, ...] = ()
     depths: int = 1
     reduced_vocabulary: bool = False
+    own_path: bool = False
 
     def of(self, draft: DraftFacts) -> LogRules:
         """Return the same for the log of one draft."""
-        return replace(self, depths=draft.depths or 1, reduced_vocabulary=draft.reduced_vocabulary)
+        depths, reduced = draft.depths or 1, draft.reduced_vocabulary
+        return replace(self, depths=depths, reduced_vocabulary=reduced, own_path=draft.own_path)
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -303,6 +312,9 @@ class LogRules:
             yield Column("in_draft_vocabulary", pa.bool_(), "Whether the draft can propose the token x_t at all.")
         depths = range(2, self.depths + 1)
         yield from _needing(DEPTHS, *(Column(f"agrees_{d}", pa.bool_(), AGREES.format(d)) for d in depths))
+        if self.own_path:
+            odds = (Column(f"draft_log_odds_{d}", pa.float16(), ODDS.format(d), "nats") for d in depths)
+            yield from _needing(OWN_PATH, *odds)
         for rule in self.drawn if depths else ():
             yield from _needing(DEPTHS, *(_probability(f"accept_{rule}_{d}", ACCEPTS.format(rule, d)) for d in depths))
             blocks, kept = parse_rule(rule).rule.blocks, [f"emitted_{rule}_{d}" for d in depths]
@@ -312,7 +324,8 @@ class LogRules:
 
 
 # What the log of a head has beside the columns of every log, at depth 2; `lossless` is one of the rules that draw.
-HEAD_COLUMNS = LogRules(("lossless",), depths=2, reduced_vocabulary=True).columns[len(LogRules(("lossless",)).columns) :]
+OF_HEADS = LogRules(("lossless",), depths=2, reduced_vocabulary=True, own_path=True)
+HEAD_COLUMNS = OF_HEADS.columns[len(LogRules(("lossless",)).columns) :]
 
 
 def totals_columns(gammas: Iterable[int]) -> tuple[Column, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from alphaprof.run.schema import DEPTH_COUNTS, PAIR_COUNTS, Column, arrow_schema
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.hybrid import BY_LOOKUP
 from alphaprof.totals.replay import (
+    KNOWN,
+    UNTIL_WRONG,
     RoundList,
     Rounds,
     Trace,
@@ -47,9 +50,9 @@ class TotalsRequest:
         """Whether a finished run holds such totals."""
         return not self.p_min
 
-    def stops(self, draft: DraftFacts) -> bool:
-        """Return whether a draft stops at p_min."""
-        return self.p_min > 0 and stops(draft)
+    def stops(self, draft: DraftFacts) -> str:
+        """Return what the log says of rounds that stop at p_min, see `replay.RoundCounts.of`."""
+        return (KNOWN if draft.by_depth else UNTIL_WRONG) if self.p_min > 0 and stops(draft) else ""
 
 
 @dataclass(frozen=True)
@@ -246,11 +249,14 @@ def _chances_by_depth(deeper: Sequence[str], columns: dict[str, Array], chances:
     return np.column_stack([chances[0], kept]), np.column_stack([chances[1], accept])
 
 
+def odds_columns(draft: DraftFacts) -> list[str]:
+    """Return the columns of a head's log that say how sure it is of each draft behind the first of its own rounds."""
+    return deeper_names("draft_log_odds", draft.depths) if draft.own_path else []
+
+
 def stops(draft: DraftFacts) -> bool:
-    """Return whether the log says where a draft would stop at a p_min: of heads and trees it has no probabilities by
-    depth.
-    """
-    return draft.has_distribution and not draft.by_depth
+    """Return whether the log says where a draft would stop at a p_min: of heads if these read their own drafts."""
+    return draft.has_distribution and (draft.own_path or not draft.by_depth)
 
 
 def _trace_of(columns: dict[str, Array], shape: Shape, kept: Array, draft: DraftFacts, p_min: float) -> Trace:
@@ -264,7 +270,13 @@ def _trace_of(columns: dict[str, Array], shape: Shape, kept: Array, draft: Draft
         run = columns["accepted_run"]
     else:
         run = run_lengths(kept == 1, shape.start, shape.stop)
-    unsure = columns["draft_top_prob"] < p_min if p_min and stops(draft) else None  # NaN, of no proposal, is not
+    unsure = None
+    if p_min and stops(draft) and draft.by_depth:  # what a round drafts is known, behind a wrong draft too
+        odds = [columns[name].astype(np.float64) >= math.log(p_min / (1 - p_min)) for name in odds_columns(draft)]
+        sure = np.column_stack([columns["draft_top_prob"] >= p_min, *odds])
+        proposed = np.minimum(proposed, np.logical_and.accumulate(sure, axis=1).sum(1))
+    elif p_min and stops(draft):
+        unsure = columns["draft_top_prob"] < p_min  # NaN, of no proposal, is not
     return Trace(run.astype(np.int64), proposed, shape.start, shape.stop, unsure)
 
 
@@ -283,7 +295,7 @@ def by_chance(rule: BoundRule, draft: DraftFacts) -> bool:
 def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
     """Return columns of a draft's log that rules and replay read."""
     bound = rules_of(request.rules)
-    more = ["draft_top_prob"] if request.p_min else []
+    more = ["draft_top_prob", *odds_columns(draft)] if request.p_min else []
     more += [BY_LOOKUP] if draft.hybrid else []
     deeper = (name for rule in bound for name in depth_columns(rule, draft))
     return [*READ, *more, *dict.fromkeys(deeper)]

@@ -43,7 +43,7 @@ class DocumentTotals:
     continuation: str
     policy: str
     sampling: dict[str, float] | None
-    stops: bool = False
+    stops: str = ""
 
     @property
     def cluster(self) -> Array:
@@ -123,7 +123,7 @@ def pools(
     rule: str,
     gammas: Sequence[int],
     shared: Sequence[Mapping[str, Array]] = (),
-    stops: bool = False,
+    stops: str = "",
 ) -> list[tuple[str, DocumentTotals]]:
     """Return the pool of each group of some documents of the run, with its domain, in the order in which these occur.
     `totals` have the columns of `pooled_columns`, those at gammas only where the rule has rounds; documents of a rule

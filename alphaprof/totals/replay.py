@@ -30,6 +30,7 @@ import numpy as np
 from alphaprof.stats.estimate import Array
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+KNOWN, UNTIL_WRONG = "known", "until wrong"  # what rounds draft that stop at a p_min
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,10 @@ class RoundCounts:
 
     With a p_min, `drafted` is the middle of the values that the log allows, `doubt` [documents, gamma] its largest error
     (`ends`), and `unused` [documents] the number of draft steps whose token is discarded, one in each round that drafted
-    fewer than gamma; without one both are None. `steps` and `started` [documents] are a hybrid's draft steps and the rounds
-    that run any, `read_by_head` and `read_by_model` the tokens beyond one that their first steps read if the draft is a head
-    or a model (`count._step_columns`); None for other drafts, which run one step for each token.
+    fewer than gamma; without one both are None. `started` [documents]: with a p_min the rounds that draft nothing, which
+    run a first step; of a hybrid those that run any of its draft `steps`, and `read_by_head` and `read_by_model` the tokens
+    beyond one that their first steps read if the draft is a head or a model (`count._step_columns`); None for other drafts,
+    which run one step for each token.
     """
 
     tokens: Array
@@ -101,13 +103,17 @@ class RoundCounts:
     read_by_model: Array | None = None
 
     @classmethod
-    def of(cls, replayed: Rounds, cluster: Array, stops: bool = False) -> RoundCounts:
-        """From replayed rounds of documents, and the cluster of each. `stops`: drafts stop at a p_min."""
-        drafted, doubt, unused = replayed.drafted, None, None
-        if stops:
+    def of(cls, replayed: Rounds, cluster: Array, stops: str = "") -> RoundCounts:
+        """From replayed rounds of documents, and the cluster of each. `stops`: drafts stop at a p_min, and what they draft
+        is KNOWN, or UNTIL_WRONG only; empty: they never do.
+        """
+        drafted, doubt, unused, started = replayed.drafted, None, None, None
+        if stops == UNTIL_WRONG:
             drafted, doubt = (drafted + replayed.tested) / 2, (drafted - replayed.tested) / 2
-            unused = replayed.rounds - drafted[:, -1]
-        return cls(replayed.tokens, replayed.rounds, drafted, replayed.accepted, replayed.control, cluster, doubt, unused)
+        if stops:
+            unused, started = replayed.rounds - drafted[:, -1], replayed.rounds - drafted[:, 0]
+        counted = (replayed.tokens, replayed.rounds, drafted, replayed.accepted, replayed.control)
+        return cls(*counted, cluster, doubt, unused, started=started)
 
     @property
     def ends(self) -> tuple[RoundCounts, RoundCounts]:

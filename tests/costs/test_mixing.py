@@ -104,6 +104,19 @@ def test_a_round_costs_the_mean_over_every_batch_that_it_can_be_in(batch: int, d
         assert costs[own] == pytest.approx((mean - 2.0 * (steps[own] - own)) / 10, rel=1e-12)
 
 
+@each("batch", [1, 3])
+def test_a_head_runs_its_first_step_in_a_round_that_drafts_nothing(batch: int) -> None:
+    """If drafts stop: 1.5 ms, and later steps for those sequences of a batch that draft more, 1 ms each."""
+    counts = rounds_of(1, "stop")
+    counts = dataclasses.replace(counts, started=counts.rounds - counts.drafted[:, 0], accepted=0 * counts.accepted)
+    chances, times, mean = chances_of(counts), batch_of(HEAD, batch).mixed([counts]), 0.0
+    for drafted in itertools.product(range(4), repeat=batch):
+        verify = float(np.interp(1 + sum(drafted) / batch, range(1, 5), MS))
+        steps = max(min(each + 1, 3) for each in drafted)
+        mean += math.prod(chances[m] for m in drafted) * (verify + 1.5 + steps - 1)
+    assert time_spent(counts, times).sum() == pytest.approx(counts.rounds.sum() * mean / 10)
+
+
 def test_rounds_of_a_hybrid_without_draft_steps_wait_for_those_of_others() -> None:
     """A third of all rounds run 3 steps: a round of the others waits for them if any of 3 sequences does."""
     counts = rounds_of(2, "hybrid")

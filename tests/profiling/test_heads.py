@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -22,7 +21,7 @@ from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import Processing
-from alphaprof.profiling.models.teacher_forced import FINAL
+from alphaprof.profiling.models.teacher_forced import FINAL, States
 from alphaprof.profiling.scoring.scorer import Extras, Scorer, by_document, position_table
 from alphaprof.profiling.texts.continuations import Continuation, generate
 from alphaprof.profiling.texts.corpus import Document
@@ -61,12 +60,12 @@ class Chain(HeadNetwork):
     def step(self, token: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.next(torch.cat([self.embed[0](token), state], -1)))
 
-    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
-        state = self.first(features)
+    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> States:
+        state, drafted = self.first(features)[:, first:], None
         for depth in range(1, depths + 1):
-            following = torch.cat([ids, ids.new_zeros(len(ids), depth)], 1)[:, depth : depth + ids.shape[1]]
-            state = self.step(following, state)
-            yield state[:, first:]
+            following = torch.cat([ids, ids.new_zeros(len(ids), depth)], 1)[:, first + depth : depth + ids.shape[1]]
+            state = self.step(following if drafted is None else drafted, state)
+            drafted = yield state
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         return self.last(states) * (1 + 0.1 * depth)
@@ -125,28 +124,43 @@ def scored(draft: HeadDraft, batch: list[Continuation], rules: tuple[str, ...] =
     return by_document(batch, scorer.score(batch)[draft.name])
 
 
+By = dict[tuple[int, int], np.ndarray]
+
+
 @torch.inference_mode()
-def defined(draft: HeadDraft, item: Continuation) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
-    """Logits of the target [positions, V], and of the head at (position, depth), one round at a time from its definition."""
+def defined(draft: HeadDraft, item: Continuation, own: bool) -> tuple[np.ndarray, By, By]:
+    """Logits of the target [positions, V], and of the head at (position, depth) and at (start of the round, depth), one
+    round at a time from its definition. `own`: it reads what it drafted, and not the text.
+    """
     network, text = draft.network, [*item.document.prompt.tolist(), *item.ids.tolist()]
     prompt = len(item.document.prompt)
     output = target().network(torch.tensor([text[:-1]]), output_hidden_states=True)
     by_layer = dict(enumerate(output.hidden_states)) | {FINAL: output.hidden_states[-1]}
-    rows = {}
+    rows: By = {}
+    begun: By = {}
     for start in range(prompt, len(text)):  # a round that proposes x_start first: the last token read is x_(start - 2)
         if start < 2:
             continue
         state = network.first(torch.cat([by_layer[layer][0, start - 2] for layer in network.layers]))
         for depth in range(1, draft.depths + 1):
             position = start + depth - 1
-            if position >= len(text) or start - 2 + depth - 1 >= CONTEXT:
+            if (position >= len(text) and not own) or start - 2 + depth - 1 >= CONTEXT:
                 break
-            state = network.step(torch.tensor(text[position - 1]), state)
-            rows[position - prompt, depth] = network.logits(state[None], depth)[0].double().numpy()
-    return output.logits[0, prompt - 1 :].double().numpy(), rows
+            follows_itself = own and depth > 1
+            token = np.argmax(whole(begun[start - prompt, depth - 1], network.ids)) if follows_itself else text[position - 1]
+            state = network.step(torch.tensor(int(token)), state)
+            row = begun[start - prompt, depth] = network.logits(state[None], depth)[0].double().numpy()
+            if position < len(text):
+                rows[position - prompt, depth] = row
+    return output.logits[0, prompt - 1 :].double().numpy(), rows, begun
 
 
-def whole(row: np.ndarray, ids: list[int] | None) -> np.ndarray:
+def odds(row: np.ndarray) -> float:
+    """log(q / (1 - q)) of the largest of some logits."""
+    return float(row.max() - np.logaddexp.reduce(np.delete(row, row.argmax())))
+
+
+def whole(row: np.ndarray, ids: Any) -> np.ndarray:
     """Logits over all ids of the target."""
     if ids is None:
         return row
@@ -163,13 +177,19 @@ def test_columns_are_those_of_the_definition(ids: list[int] | None, processing: 
     checked = 0
     for item in batch:
         columns = found[item.document.document]
-        ours, theirs = defined(draft, item)
+        ours, theirs, begun = defined(draft, item, own=processing is None)
         for place, token in enumerate(item.ids.tolist()):
             proposed = [depth for depth in range(1, DEPTHS + 1) if (place + depth - 1, depth) in theirs]
             beyond = len(item.ids) - place  # the log does not see the end of the text
             assert columns["proposed"][place] == len(proposed) or columns["proposed"][place] > beyond >= len(proposed)
             tops = [int(np.argmax(whole(theirs[place + d - 1, d], ids))) == item.ids[place + d - 1] for d in proposed]
             assert columns["accepted_run"][place] == (tops.index(False) if False in tops else len(tops))
+            found_odds = [columns[f"draft_log_odds_{depth}"][place] for depth in range(2, DEPTHS + 1)]
+            known = [odds(row) for depth in range(2, DEPTHS + 1) if (row := begun.get((place, depth))) is not None]
+            expected_odds = (
+                [*known, *[np.nan] * (DEPTHS - 1 - len(known))] if processing is None else [np.nan] * (DEPTHS - 1)
+            )
+            assert found_odds == pytest.approx(expected_odds, rel=1e-3, abs=1e-4, nan_ok=True)
             for depth in range(1, DEPTHS + 1):
                 if (place, depth) not in theirs:
                     assert depth == 1 or columns[f"agrees_{depth}"][place] == -1
@@ -321,7 +341,7 @@ def test_logits_that_are_not_finite_stop_a_run_at_any_depth() -> None:
         return logits(states, depth) * (torch.nan if depth == 3 else 1)
 
     draft.network.logits = poisoned  # type: ignore[method-assign]
-    with pytest.raises(LogitsNotFinite, match=r"logits of head .* document 0, position 3$"):
+    with pytest.raises(LogitsNotFinite, match=r"logits of head .* document 0, position 1$"):
         scored(draft, texts())
 
 

@@ -141,23 +141,37 @@ class Parts:
         return output
 
 
-def step_by_step(parts: Parts, network: Any, ids: torch.Tensor, base: int, gamma: int) -> list[int]:
-    """Drafts of a round from a decoder without a cache: the true pairs of the bases up to the round's, then a pair for each
-    draft, as one sequence that is run anew for every draft.
+def recomputed(parts: Parts, network: Any, ids: torch.Tensor, base: int, drafted: list[int]) -> torch.Tensor:
+    """Logits of a round's next draft from a decoder without a cache: the true pairs of the bases up to the round's, then a
+    pair for each draft so far, as one sequence that is run anew for every draft.
     """
     features = features_of(network, ids[:, : base + 1])
     embeddings = network.get_input_embeddings()(ids[:, 1 : base + 2]).clone()
     if parts.blind:
         embeddings[:, 0] = 0.0
-    drafts: list[int] = []
-    while True:
+    for token in [*drafted, None]:
         states = parts.run(embeddings, features, network.base_model.rotary_emb)
         normed = parts.norm(states)
-        drafts.append(int(network.lm_head(normed[0, -1]).argmax()))
-        if len(drafts) == gamma:
-            return drafts
-        embeddings = torch.cat([embeddings, network.get_input_embeddings()(torch.tensor([drafts[-1:]]))], dim=1)
-        features = torch.cat([features, (normed if parts.normed else states)[:, -1:]], dim=1)
+        if token is not None:
+            embeddings = torch.cat([embeddings, network.get_input_embeddings()(torch.tensor([[token]]))], dim=1)
+            features = torch.cat([features, (normed if parts.normed else states)[:, -1:]], dim=1)
+    logits: torch.Tensor = network.lm_head(normed[0, -1])
+    return logits
+
+
+def step_by_step(parts: Parts, network: Any, ids: torch.Tensor, base: int, gamma: int) -> list[int]:
+    """Drafts of a round from that decoder."""
+    drafts: list[int] = []
+    while len(drafts) < gamma:
+        drafts.append(int(recomputed(parts, network, ids, base, drafts).argmax()))
+    return drafts
+
+
+def parts_of(modules: Any, **how: Any) -> Parts:
+    """The first module, with the attention that transformers chose."""
+    layer = modules.layers[0]
+    block = copy.deepcopy(layer.mtp_block)
+    return Parts(layer.enorm, layer.hnorm, layer.eh_proj.weight, False, block, layer.post_norm, **how)
 
 
 def check_rounds(head: Any, parts: Parts, network: Any, seed: int, gammas: tuple[int, ...] = (2, 5)) -> int:
@@ -191,10 +205,8 @@ def test_a_reused_module_drafts_as_a_decoder_that_recomputes_everything(
     for seed in range(3):
         network = target(kind, seed, **settings)
         modules = modules_of(network, 1, seed)
-        layer, rope = modules.layers[0], {"layer_type": "sliding_attention"} if window else {}
-        norms = (layer.enorm, layer.hnorm)
-        block = copy.deepcopy(layer.mtp_block)  # with the attention that transformers chose
-        parts = Parts(*norms, layer.eh_proj.weight, False, block, layer.post_norm, blind, window, normed, rope)
+        rope = {"layer_type": "sliding_attention"} if window else {}
+        parts = parts_of(modules, blind=blind, window=window, normed=normed, rope=rope)
         total += check_rounds(ReusedModule(modules, VOCABULARY, blind, normed), parts, network, seed)
     assert total >= 120
 

@@ -34,7 +34,7 @@ def tokens_of(chances: list[Array], prompts: list[int], rng: np.random.Generator
     columns = {"unit": row, "document": row, "context": np.array(prompts)[row] + begun, "begun": begun, "left": left}
     columns |= {"proposed": np.ones(len(kept)), "kept": kept}
     rounds = np.repeat(np.stack([found.drafted, found.accepted, found.emitted]), found.emitted, axis=1)
-    tokens = ContextTokens(**{name: values[at] for name, values in columns.items()}, rounds={GAMMA: rounds}, stops=False)
+    tokens = ContextTokens(**{name: values[at] for name, values in columns.items()}, rounds={GAMMA: rounds}, stops="")
     counted = replay(trace, GAMMA)
     whole = tokens.counts(GAMMA, np.arange(at.sum()))
     for name in ("rounds", "tokens", "drafted", "accepted"):  # of any texts

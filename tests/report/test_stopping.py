@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,8 @@ from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.stopping import P_MINS, Tried
 from alphaprof.report.verdict import MIDDLE
 from alphaprof.run.reader import Run, RunDraft
-from alphaprof.totals.replay import RoundCounts, Rounds
+from alphaprof.totals.replay import UNTIL_WRONG, RoundCounts, Rounds
+from tests.loops import each
 from tests.reporting import as_first_screen, as_terminal
 from tests.synthetic import Domain, Recipe, rewritten, write_run
 
@@ -169,7 +171,7 @@ def test_what_was_drafted_after_a_wrong_draft_widens_the_interval() -> None:
     tested = np.sort(rng.integers(5, 20, (40, 4)), axis=1)[:, ::-1].astype(float)
     drafted, rounds = tested + rng.integers(0, 4, (40, 4)), tested[:, 0] + 5
     replayed = Rounds(rounds, rounds * 2, np.minimum(drafted, rounds[:, None]), tested, tested / 2, np.zeros(40))
-    counts = dataclasses.replace(RoundCounts.of(replayed, np.arange(40), stops=True), unused=None)
+    counts = dataclasses.replace(RoundCounts.of(replayed, np.arange(40), UNTIL_WRONG), unused=None)
     assert counts.doubt is not None
     low, high = (RoundCounts.of(replayed, np.arange(40)) for _ in range(2))
     low = type(low)(low.tokens, low.rounds, tested, low.accepted, low.control, low.cluster)
@@ -194,8 +196,51 @@ def test_engines_that_stop_get_the_p_min_and_others_are_refused(run: Run) -> Non
     assert any("p_min 0.4" in line for line in export_rates(RunDraft(asked, "small"), gamma=4).warnings)
 
 
-def test_a_head_whose_log_has_no_probabilities_by_depth_is_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", Recipe(heads={"head": {}}))
-    asked = changed_question(run.manifest.config, ["decision.p_min=0.4", "decision.draft=head"])
-    with pytest.raises(OptionInvalid, match="no probabilities by depth"):
+HEADS = Recipe(domains={"code": Domain(documents=30)}, heads={"head": {"own_path": True}}, gammas=(1, 2, 3, 4))
+AT_FOUR_TENTHS = ["decision.p_min=0.4", "decision.draft=head", "decision.gamma=4"]
+
+
+def test_rounds_of_a_head_that_stop_cost_what_a_plain_loop_pays(tmp_path: Path) -> None:
+    """Each drafts up to the first depth at which its own drafts are unsure, whatever the text goes on with; the step that
+    says so is run and its token discarded: the first one, where nothing is drafted.
+    """
+    run = write_run(tmp_path / "run", HEADS)
+    report = build_report(run, config=changed_question(run.manifest.config, AT_FOUR_TENTHS))
+    tried = Tried.of(report.asked, ["head"])
+    assert tried is not None
+    first = {n: StepTime(2.0 + 0.3 * n, 0.0) for n in range(1, 6)}
+    head = dataclasses.replace(tried.timing.times["head"], draft_first=first)
+    ms = {n: step.ms for n, step in head.target.items()}
+    spent, tokens, silent = 0.0, 0, 0
+    for shard in run.shards:
+        for _, text in run.positions("head", shard.index).to_pandas().groupby("document", sort=False):
+            odds = [np.log(text["draft_top_prob"]) - np.log1p(-text["draft_top_prob"])]
+            odds += [text[f"draft_log_odds_{depth}"].astype(float) for depth in (2, 3, 4)]
+            sure = (np.stack(odds, 1) >= np.log(0.4 / 0.6)).tolist()
+            at = 1
+            while at < len(text):
+                drafted = [*sure[at], False].index(False)
+                right = min(drafted, int(text["accepted_run"].fillna(0).iloc[at]))
+                steps = min(drafted + 1, 4)
+                spent += ms[drafted + 1] + (steps - 1) * head.draft.ms + first[right + 1].ms
+                silent, emitted = silent + (drafted == 0), min(right + 1, len(text) - at)
+                tokens, at = tokens + emitted, at + emitted
+    (pool,) = (tried.candidates[0.4]["head"][domain] for domain in tried.mix.domains)
+    assert pool.counts(4).doubt is None
+    assert silent > 40
+    assert tried.mix.value([(pool.counts(4), head)]) == pytest.approx(tokens / (spent / ms[1]), rel=1e-6)
+    assert MIDDLE not in as_first_screen(report)
+    assert export(RunDraft(run, "head"), "llamacpp-args", gamma=4).text.endswith("--spec-draft-n-max 4\n")
+    run.manifest = dataclasses.replace(run.manifest, config=changed_question(run.manifest.config, AT_FOUR_TENTHS))
+    assert export(RunDraft(run, "head"), "llamacpp-args", gamma=4).text.endswith("--spec-draft-p-min 0.4\n")
+
+
+@each(("own_path", "how", "why"), [
+    (False, {}, "a chain of MTP modules"), (True, {"continuation": "sampled", "temperature": 1.0}, "sampled text"),
+])  # fmt: skip
+def test_a_head_that_read_the_texts_tokens_is_refused(own_path: bool, how: Any, why: str, tmp_path: Path) -> None:
+    recipe = Recipe(domains={"a": Domain(documents=4, **how)}, heads={"head": {"own_path": own_path}})
+    run = write_run(tmp_path / f"run{own_path}", recipe)
+    asked = changed_question(run.manifest.config, AT_FOUR_TENTHS[:2])
+    with pytest.raises(OptionInvalid, match=f"head read the text's tokens, not its own drafts .*{why}"):
         build_report(run, config=asked)

@@ -10,7 +10,7 @@ each mask row proposes the token at its own position; or γ rows, of which each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from alphaprof.profiling.heads.masks import other_masks, require_mask
 from alphaprof.profiling.heads.network import MaskRows
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.teacher_forced import States
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -133,7 +134,7 @@ class DFlash(SharingHead):
         states: torch.Tensor = self.norm(hidden_states).view(batch, size, count, -1)[:, 1 - self.anchored :]
         return states
 
-    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
+    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> States:
         """See `HeadNetwork`."""
         length, known = ids.shape[1], self.context(features, 0)
         anchors, position_ids = functional.pad(ids[:, 1:], (0, 1)), torch.arange(1, length + 1, device=ids.device)
@@ -143,7 +144,9 @@ class DFlash(SharingHead):
             end = min(start + span, length)
             rounds = Rounds(end - start, ((keys[:, :, :end], values[:, :, :end]) for keys, values in known))
             parts.append(self.block(anchors[:, start:end], position_ids[start:end], drafts, rounds=rounds))
-        yield from torch.cat(parts, 2).unbind(1)[:depths]
+        whole = torch.cat(parts, 2)
+        for depth in range(depths):
+            yield whole[:, depth]  # whatever is sent: its rows read nothing that is drafted
 
     def logits(self, states: torch.Tensor, depth: int) -> torch.Tensor:
         """See `HeadNetwork`."""

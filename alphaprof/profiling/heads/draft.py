@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.hashes import fingerprint_by_files
 from alphaprof.profiling.models.load import NOISE, Model
-from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.profiling.models.teacher_forced import States, TeacherForced
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.schema import PROPOSED_LIMIT
 
@@ -118,6 +118,7 @@ class HeadDraft:
             depths=self.depths,
             in_one_step=self.network.masks is not None,
             reduced_vocabulary=known is not None,
+            own_path=self.network.own_path,
             reading=self.reading,
         )
 
@@ -150,7 +151,7 @@ class HeadDraft:
 
 
 class HeadPass:
-    """A head in a teacher-forced pass, a `DraftPass`: rows are states [n, depths, hidden]."""
+    """A head in a teacher-forced pass, a `DraftPass`: rows are states [n, depths, hidden], or of one depth [n, hidden]."""
 
     by_depth = True
 
@@ -158,6 +159,7 @@ class HeadPass:
         self.depths = draft.depths
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
         self.network = draft.network
+        self.rounds: Callable[..., States] | None = self._rounds if draft.network.own_path else None
         self._longest = None if draft.context is None else draft.context + 1  # its last row reads the token after it
 
     @torch.inference_mode()
@@ -165,16 +167,39 @@ class HeadPass:
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
     ) -> torch.Tensor:
         """Return states [n, depths, hidden]: at depth d those of the round that begins d tokens before the chosen one."""
+        states, row, place, last = self._begun(ids, row, column, known, first)
+        return torch.stack([each[row, (place + 1 - depth).clamp(0, last)] for depth, each in enumerate(states, 1)], 1)
+
+    @torch.inference_mode()
+    def _rounds(
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
+    ) -> States:
+        """Yield for each depth states [n, hidden] of the rounds whose first draft is for the token behind a chosen one. What
+        is sent for a depth [n], they draft there.
+        """
+        states, row, place, last = self._begun(ids, row, column, known, first)
+        every = next(states)
+        for depth in range(1, self.depths + 1):
+            drafted = yield every[row, place.clamp(0, last)]
+            if depth < self.depths and drafted is not None:
+                fed = torch.zeros((len(every), last + 2), dtype=torch.long, device=every.device)
+                # In the last column what begins nowhere in this text.
+                fed[row, place.where((place >= 0) & (place <= last), last + 1)] = drafted.to(fed)
+                every = states.send(fed[:, :-1])
+
+    def _begun(
+        self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int
+    ) -> tuple[States, torch.Tensor, torch.Tensor, int]:
+        """Return the states of all rounds, where among them those of the chosen tokens are, and the last place."""
         network = self.network
         row, column = row.to(network.device), column.to(network.device)
         tokens = ids[:, : self._longest].clamp(max=self.vocabulary - 1).to(network.device)
         first = min(max(0, first - 1), tokens.shape[1] - 1)  # of a text beyond its context nothing is proposed
-        features = torch.cat([known[count][:, : self._longest].to(network.device) for count in network.layers], -1)
-        states = network.states(tokens, features, self.depths, first)
-        last = tokens.shape[1] - 1 - first
-        return torch.stack([each[row, (column - depth - first).clamp(0, last)] for depth, each in enumerate(states, 1)], 1)
+        features = [known[count][:, : self._longest].to(network.device) for count in network.layers]
+        states = network.states(tokens, torch.cat(features, -1), self.depths, first)
+        return states, row, column - 1 - first, tokens.shape[1] - 1 - first
 
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor, depth: int = 1) -> torch.Tensor:
-        """Return logits [n, logits] of rows [n, depths, hidden] at a depth."""
-        return self.network.logits(rows[:, depth - 1], depth)
+        """Return logits [n, logits] of rows at a depth."""
+        return self.network.logits(rows if rows.dim() == 2 else rows[:, depth - 1], depth)

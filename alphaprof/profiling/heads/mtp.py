@@ -19,7 +19,6 @@ import contextlib
 import copy
 import io
 import re
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
 from alphaprof.profiling.models.hub import files_in, first_line
 from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice, without_hooks
 from alphaprof.profiling.models.private import mtp_logits, mtp_model
-from alphaprof.profiling.models.teacher_forced import short_texts
+from alphaprof.profiling.models.teacher_forced import States, short_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,14 +128,18 @@ class _Modules(HeadNetwork):
 
 
 class ChainedModules(_Modules):
-    """Modules of their own for each depth, as many as `mtp` has."""
+    """Modules of their own for each depth, as many as `mtp` has. In a round each makes its newest keys anew from what was
+    drafted, where the pass over a text has those of the text's tokens: behind its first wrong draft a round is not known.
+    """
+
+    own_path = False
 
     def __init__(self, mtp: Any, vocabulary: int) -> None:
         super().__init__(mtp, vocabulary, len(mtp.layers))
         self.most = self.count
 
     @torch.inference_mode()
-    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
+    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> States:
         """Yield a causal pass for each depth; see `HeadNetwork`."""
         hidden_states, position_ids = features, torch.arange(ids.shape[1], device=ids.device)
         tokens = pad(ids, (0, depths))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from alphaprof.costs.layers import EXPERTS
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.profiling.heads.attention import Rounds, StepKeys
-from alphaprof.profiling.models.teacher_forced import FINAL
+from alphaprof.profiling.models.teacher_forced import FINAL, States
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,14 @@ class HeadNetwork(nn.Module, ABC):
     features, in this order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number);
     `ids` [logits]: the target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has;
     `config`: of its decoder layers, as transformers has it (None: it has none); `masks`: its mask rows, if it drafts from
-    such (None: each depth is a step of its own).
+    such (None: each depth is a step of its own); `own_path`: whether its pass over a text can follow what each round drafts.
     """
 
     layers: tuple[int, ...] = (FINAL,)
     most: int | None = None
     masks: MaskRows | None = None
     config: Any = None
+    own_path = True
     ids: torch.Tensor | None
     vocabulary: int
 
@@ -80,11 +81,12 @@ class HeadNetwork(nn.Module, ABC):
         return next(self.parameters()).dtype
 
     @abstractmethod
-    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
+    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> States:
         """Yield for depth 1, 2, ... `depths` the states [batch, length - first, hidden] of the rounds after the tokens from
         `first` on, in texts of right-padded `ids` [batch, length] with `features` [batch, length, features]. Where token +
-        depth lies beyond the text they mean nothing, and are finite. What a draft reads of the tokens before it in its
-        round, beside its depth's row, is part of its state: here these are the text's.
+        depth lies beyond the text they mean nothing, and are finite. What is sent for a depth, the tokens [batch, length -
+        first] that these rounds draft there, the next depth reads; if nothing is, it reads the text's. What a draft reads of
+        them, beside its depth's row, is part of its state.
         """
 
     @abstractmethod
@@ -143,19 +145,20 @@ class RoundHead(HeadNetwork):
         position_ids [n]. `keys`: the `rounds` or `past_key_values` of `attention`, for the layers.
         """
 
-    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> Iterator[torch.Tensor]:
+    def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> States:
         """See `HeadNetwork`. Keys of the verified tokens are computed once, at depth 1."""
         length, begin = ids.shape[1], first + self.ahead
         tokens = pad(ids, (0, depths))
         position_ids = torch.arange(length + self.ahead, device=ids.device)
         rounds = Rounds(length - first)
         rows = tokens[:, 1 - self.ahead : length + 1], self.entry(features)
+        del features  # they may be several times as large as all that follows
         hidden_states = self.step(*rows, position_ids, rounds=rounds)[:, begin:]
-        yield hidden_states
         for depth in range(2, depths + 1):
-            rows = self.deeper(tokens[:, first + depth : length + depth], hidden_states)
+            drafted = yield hidden_states
+            rows = self.deeper(tokens[:, first + depth : length + depth] if drafted is None else drafted, hidden_states)
             hidden_states = self.step(*rows, position_ids[begin:] + depth - 1, rounds=rounds)
-            yield hidden_states
+        yield hidden_states
 
     def cache(self, first: torch.Tensor | None = None) -> HeadCache:
         """Return an empty cache."""

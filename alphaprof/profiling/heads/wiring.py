@@ -121,7 +121,7 @@ def _together(draft: HeadDraft, ways: Sequence[Alternative], batches: Batches, w
         dataclasses.replace(draft, name=str(number), network=way.network, depths=way.depth)
         for number, way in enumerate(ways)
     ]
-    scorer = Scorer(draft.target, twins, width)
+    scorer = Scorer(draft.target, twins, width, own_path=False)  # every position is one of its depth
     found: list[list[np.ndarray]] = [[] for _ in ways]
     for batch in batches:
         scored = scorer.score(batch)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from alphaprof.profiling.models.load import Model
-from alphaprof.profiling.models.teacher_forced import TeacherForced
+from alphaprof.profiling.models.teacher_forced import States, TeacherForced
 from alphaprof.run.manifest import DraftFacts
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -20,6 +20,10 @@ class DraftPass(Protocol):
     how many depths it has logits for, where what is proposed depends on the depth (`by_depth`), else 1; `ids` [logits]: the
     target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...);
     `reads`: the hidden states of the target that it needs, as `teacher_forced.recorded` names them.
+
+    `rounds`: called as `rows`, follows what rounds draft by themselves, depth by depth. It yields what `logits` needs [n,
+    ...] of the rounds whose first draft is for the token that follows a chosen one, and is sent what they draft there [n].
+    None: beyond its first wrong draft a round is not known.
     """
 
     vocabulary: int
@@ -27,6 +31,7 @@ class DraftPass(Protocol):
     depths: int
     ids: torch.Tensor | None
     reads: tuple[int, ...]
+    rounds: Callable[..., States] | None
 
     def rows(
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ def shared_layers(target: Any, draft: Any) -> int:
     return next((depth for depth, (ours, theirs) in pairs if ours != theirs), min(map(len, places)))
 
 
+States = Generator[torch.Tensor, torch.Tensor | None, None]  # depth by depth; what is drafted there is sent back
 FINAL = -1  # in place of a number of layers: after all of them and the final norm, what the LM head reads
 
 
@@ -126,6 +127,7 @@ class TeacherForced:
 
     by_depth = False
     depths = 1
+    rounds: Callable[..., States] | None = None
     ids: torch.Tensor | None = None
 
     def __init__(self, model: Model, target: TeacherForced | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,10 +12,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from alphaprof.errors import LogitsNotFinite
-from alphaprof.profiling.models.draft import Arrays, Draft
+from alphaprof.profiling.models.draft import Arrays, Draft, DraftPass
 from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import PLAIN, Processing
-from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
+from alphaprof.profiling.models.teacher_forced import States, TeacherForced, recorded
 from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.statistics import (
     Columns,
@@ -24,14 +23,16 @@ from alphaprof.profiling.scoring.statistics import (
     processed_logits,
     rows_at_once,
     spread,
+    top_odds,
     top_probs,
 )
 from alphaprof.profiling.texts.continuations import Continuation
 from alphaprof.rules import BoundRule, parse_rule, rules_of
-from alphaprof.run.schema import DEPTHS, DISTRIBUTION, SPANS, STARTS, LogRules, arrow_schema
+from alphaprof.run.schema import DEPTHS, DISTRIBUTION, OWN_PATH, SPANS, STARTS, LogRules, arrow_schema
 from alphaprof.theory.certificates import ACCEPTED, Target, certify
 from alphaprof.totals.replay import runs_by_depth
 
+LARGEST = float(np.finfo(np.float16).max)
 HEAD_ROWS = {"cpu": 128, "cuda": 1024}
 TOP = 64  # target probabilities that thresholds look at: enough for every rule but where the target has hardly an opinion
 
@@ -158,13 +159,20 @@ class Scorer:
     passes of those that have a distribution; `without`: the others.
 
     `draft_processing`: what the logits of drafts go through on sampled text (see `Processing.for_draft`); `extras`: what is
-    measured beyond the columns of every log.
+    measured beyond the columns of every log; `own_path`: heads that can read their own drafts on text that was not sampled,
+    as engines have it, and else the text's tokens.
     """
 
     def __init__(
-        self, target: Model, drafts: Sequence[Draft], tokens: int, draft_processing: str = "same", extras: Extras = NO_EXTRAS
+        self,
+        target: Model,
+        drafts: Sequence[Draft],
+        tokens: int,
+        draft_processing: str = "same",
+        extras: Extras = NO_EXTRAS,
+        own_path: bool = True,
     ) -> None:
-        self.extras = extras
+        self.extras, self.own_path = extras, own_path
         self.target = TeacherForced(target)
         forced = [(draft, draft.teacher_forced(self.target)) for draft in drafts]
         self.drafts = [each for _, each in forced if each is not None]
@@ -191,19 +199,39 @@ class Scorer:
         depths = sorted({depth for draft in self.drafts for depth in draft.reads})
         with recorded(self.target.model.decoder, depths) as known:
             rows = [self.target.rows(ids, row, column)]
-        first = int(layout.column.min())
-        rows += [draft.rows(ids, row, column, known, first) for draft in self.drafts]
+        first, settings = int(layout.column.min()), batch[0].document.processing
+        given = (ids, row, column, known, first)
+        own = {
+            place: draft.rounds(*given)
+            for place, draft in enumerate(self.drafts)
+            if draft.rounds is not None and self.own_path and settings is None
+        }
+        rows += [next(own[place]) if place in own else draft.rows(*given) for place, draft in enumerate(self.drafts)]
         known.clear()
         # Worked out while a GPU is still busy with the forward passes.
         proposals = [_joined_columns(draft, batch) for draft in self._ordered]
         chosen = [token, *(_sent(own["draft_top"], device) for own in proposals[len(self.drafts) :])]
-        settings = batch[0].document.processing
         parts: list[list[Columns]] = []
         for start in range(0, len(token), self.head_rows):
             chunk = slice(start, start + self.head_rows)
             parts.append(self._chunk([states[chunk] for states in rows], [some[chunk] for some in chosen], settings))
-        columns = _to_host([joined(pieces) for pieces in zip(*parts, strict=True)])
-        return self._by_draft(columns, proposals, batch, layout)
+        columns = [joined(pieces) for pieces in zip(*parts, strict=True)]
+        for place, rounds in own.items():
+            columns[1 + place] |= self._drafted(place, rounds, columns[1 + place]["draft_top"])
+        return self._by_draft(_to_host(columns), proposals, batch, layout)
+
+    def _drafted(self, place: int, rounds: States, top: torch.Tensor) -> Columns:
+        """Return what the rounds of a head draft beyond `top` [n], their first drafts: by depth the token, its logit and the
+        log-odds of its probability.
+        """
+        draft, known, columns = self.drafts[place], self.ids[place], Columns()
+        for depth in range(2, draft.depths + 1):
+            logits = (draft.logits(some, depth) for some in torch.split(rounds.send(top), self.head_rows))
+            parts = [top_odds(some[:, : self.width if known is None else len(known)]) for some in logits]
+            largest, top, odds = (torch.cat(each) for each in zip(*parts, strict=True))
+            top = top if known is None else known.to(top.device)[top]
+            columns |= {f"drafted_{depth}": top, f"top_logit_{depth}": largest, f"draft_log_odds_{depth}": odds}
+        return columns
 
     def _chunk(
         self, rows: Sequence[torch.Tensor], ids: Sequence[torch.Tensor], settings: Processing | None
@@ -217,7 +245,7 @@ class Scorer:
         columns = self._statistics(logits, draft_logits, ids, settings or PLAIN)
         del draft_logits
         for place, (draft, some) in enumerate(zip(self.drafts, rows[1:], strict=True)):
-            if draft.depths > 1:
+            if draft.depths > 1 and some.dim() > 2:
                 columns[1 + place] |= self._deeper(logits[:, : self.width], place, some, ids[0], settings)
         return columns
 
@@ -272,31 +300,39 @@ class Scorer:
         if self.extras.certified:
             ours |= self.extras.thresholds(ours.pop("top_probs"), ours["target_entropy"], self.width)
         by_draft: dict[str, Arrays] = {}
-        by_depth = [each.by_depth for each in self.drafts] + [False] * len(self.without)
-        for draft, theirs, proposal, deep in zip(self._ordered, columns[1:], proposals, by_depth, strict=True):
+        passes = [*self.drafts, *[None] * len(self.without)]
+        for draft, theirs, proposal, each in zip(self._ordered, columns[1:], proposals, passes, strict=True):
             if "draft_entropy" in theirs:
                 _require_finite(theirs["draft_entropy"], draft.name, batch, layout)
             by_draft[draft.name] = ours | theirs | proposal
-            if deep:
-                by_draft[draft.name] |= self._rounds(by_draft[draft.name], draft.name, batch, layout)
+            if each is not None and each.by_depth:
+                by_draft[draft.name] |= self._rounds(by_draft[draft.name], each, draft.name, batch, layout)
         return by_draft
 
-    def _rounds(self, columns: Arrays, name: str, batch: Sequence[Continuation], layout: Layout) -> Arrays:
+    def _rounds(self, columns: Arrays, draft: DraftPass, name: str, batch: Sequence[Continuation], layout: Layout) -> Arrays:
         """Return columns by depth of a head, -1 where no round of these texts has a draft at that depth, and what rounds get
-        accepted. Raises `LogitsNotFinite`.
+        accepted. Log-odds are of rounds that begin at a position, NaN where nothing is drafted or the text's tokens were
+        read. Raises `LogitsNotFinite`.
         """
         lengths = np.array([len(item.ids) for item in batch])
         stop = np.cumsum(lengths)
         place, proposed = np.arange(stop[-1]) - np.repeat(stop - lengths, lengths), columns["proposed"]
         agrees, by_depth = [columns["draft_top"] == columns["token"]], {}
         drawn = [f"{kind}_{rule}" for rule in self.extras.drawn for kind in ("accept", "emitted")]
-        for depth in itertools.takewhile(lambda depth: f"agrees_{depth}" in columns, itertools.count(2)):
+        for depth in range(2, draft.depths + 1):
             begun = np.maximum(np.arange(len(place)) - depth + 1, 0)
-            drafted = (place >= depth - 1) & (proposed[begun] >= depth)
-            _require_finite(np.where(drafted, columns.pop(f"top_logit_{depth}"), 0), name, batch, layout)
+            drafted = counted = (place >= depth - 1) & (proposed[begun] >= depth)
+            odds = f"draft_log_odds_{depth}"
+            if draft.rounds is not None:
+                by_depth[odds] = np.full(len(place), np.nan, np.float16)
+            if odds in columns:  # of rounds that begin here, like the logits and tokens beside them
+                counted = proposed >= depth
+                by_depth[odds][counted] = np.clip(columns.pop(odds)[counted], -LARGEST, LARGEST)
+                columns[f"agrees_{depth}"] = columns.pop(f"drafted_{depth}")[begun] == columns["token"]
+            _require_finite(np.where(counted, columns.pop(f"top_logit_{depth}"), 0), name, batch, layout)
             agrees.append(columns[f"agrees_{depth}"] == 1)
-            for column in {f"{each}_{depth}" for each in ("agrees", *drawn)} & columns.keys():
-                by_depth[column] = np.where(drafted, columns[column], columns[column].dtype.type(-1))
+            for column in (f"{each}_{depth}" for each in ("agrees", *drawn)):  # what draws reads sampled text alone
+                by_depth[column] = np.where(drafted, columns.get(column, np.float32(-1)), -1)
         run = runs_by_depth(np.stack(agrees, 1), proposed, stop - lengths, stop)
         return by_depth | {"accepted_run": run}
 
@@ -381,6 +417,8 @@ def position_table(
     masks = [
         None
         if not column.nullable or column.needs == SPANS or column.name in absent
+        else np.isnan(data[column.name])
+        if column.needs == OWN_PATH
         else without_proposal | (data[column.name] < 0)
         if column.needs in (STARTS, DEPTHS)
         else without_proposal

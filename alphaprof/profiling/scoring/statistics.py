@@ -138,6 +138,19 @@ def probabilities(given: ProcessedLogits) -> torch.Tensor:
     return weights.div_(weights.sum(1, keepdim=True))
 
 
+def top_odds(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the largest of logits [n, V], its index (the first), and the log-odds log(q / (1 - q)) of its probability, in
+    float32: infinite where nothing else has any.
+    """
+    parts = []
+    for some in torch.split(logits, rows_at_once(logits.device)):
+        largest, top = some.max(1)
+        others = some.float().scatter(1, top[:, None], -torch.inf)
+        parts.append((largest.float(), top, largest.float() - others.logsumexp(1)))
+    largest, top, odds = (torch.cat(each) for each in zip(*parts, strict=True))
+    return largest, top, odds
+
+
 def columns(
     target: ProcessedLogits, drafts: Sequence[ProcessedLogits], token: torch.Tensor, proposals: Sequence[torch.Tensor]
 ) -> list[Columns]:

@@ -116,7 +116,7 @@ def _about(report: Report) -> Iterator[str]:
         asked = [item for item in traffic.load if item.concurrency == report.conditions.concurrency and item.gamma]
         yield from (throughput_of(report, asked, item.throughput) for item in asked)
     yield from on_for(report)
-    if stop:
+    if stop and not report.run.draft_models[answer.draft].own_path:
         yield f"with p_min every speedup is the {MIDDLE}; its interval encloses both ends"
     if answer.verdict != "UNDECIDED":
         return

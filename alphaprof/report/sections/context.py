@@ -111,7 +111,7 @@ class ContextTokens:
     proposed: Array
     kept: Array
     rounds: dict[int, Array]
-    stops: bool
+    stops: str
 
     @classmethod
     def read(cls, part: LogPart, draft: str, requests: Sequence[TotalsRequest]) -> ContextTokens:
