@@ -198,7 +198,7 @@ PRESETS = {
 }
 
 
-MAKE_A_PRESET = "make one of measured rounds (docs/preset.md)"
+MAKE_A_PRESET = "make one of measured rounds (docs/costs.md)"
 
 
 def preset_of(name: str) -> Preset:
@@ -223,7 +223,7 @@ def preset_text(path: Path) -> str:
 
 
 def _made(text: str, where: str) -> Preset:
-    """Return the preset of a JSON text (docs/preset.md), with `like`, the name of another, and the fields of `Preset` that
+    """Return the preset of a JSON text (docs/costs.md), with `like`, the name of another, and the fields of `Preset` that
     differ. Raises `OptionInvalid`, which names `where` it stands.
     """
     try:

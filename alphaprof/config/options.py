@@ -499,7 +499,7 @@ class RooflineCosts(Options):
     overhead_ms: Milliseconds = Field(0.0, description="added to every target step: launches, sampling, scheduling")
     preset: str = Field(
         "none",
-        description="engine whose overheads are added: sglang-h200, vllm-0.11, none, or a file (docs/preset.md)",
+        description="engine whose overheads are added: sglang-h200, vllm-0.11, none, or a file (docs/costs.md)",
     )
     weight_bytes: float | None = Field(None, gt=0, description="bytes per parameter of the target; default: from its dtype")
     draft_weight_bytes: float | None = Field(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from alphaprof.costs.rounds import StepTime, StepTimes, cost_bounds, free_draft, round_costs, time_by_step, time_spent
+from alphaprof.costs.rounds import StepTime, StepTimes, cost_bounds, round_costs, time_by_step, time_spent
 from alphaprof.costs.speedup import Decoded, Mix, Speedup, speedup, spent_and_base
 from alphaprof.costs.timing import median_error
 from alphaprof.stats.estimate import ratio
@@ -340,23 +340,6 @@ def test_errors_that_seem_to_cancel_are_not_believed() -> None:
     found = speedup([mirrored, other], [0.5, 0.5], TIMES)
     alone = 0.5 * ratio(*spent_and_base(mirrored, TIMES)).stderr
     assert found.sampling_error == pytest.approx(math.sqrt(2) * alone * found.value)
-
-
-def test_error_of_shared_clusters_is_the_spread_over_repeated_samples() -> None:
-    """30 conversations with documents in both of two domains and a speed of their own, drawn 1000 times."""
-    rng = np.random.default_rng(2)
-    names = [str(index) for index in range(30)]
-    logs, errors = [], []
-    for _ in range(1000):
-        pace = rng.gamma(25, 40 / 25, 30)  # rounds of 100 tokens: the conversation's own, then noise in each domain
-        domains = [
-            counts([100.0] * 30, list(rounds), np.column_stack([rounds, rounds]).tolist(), names)
-            for rounds in (pace * rng.gamma(100, 1 / 100, 30) for _ in range(2))
-        ]
-        found = speedup(domains, [0.5, 0.5], free_draft(2))
-        logs.append(math.log(found.value))
-        errors.append(found.sampling_error)
-    assert np.mean(errors) == pytest.approx(np.std(logs), rel=0.08)
 
 
 DEPTH, LENGTH, POOL = 4, 61, 24_000

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from alphaprof.stats.estimate import autocorrelation
-from tests.loops import each
 from tests.reporting import log_of, only, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -25,22 +24,6 @@ def test_a_document_without_neighbours_changes_no_autocorrelation() -> None:
     sums = np.array([[9.0, 8.0, 7.0, 0.0], [5.0, 3.0, 4.0, 0.0], [5.0, 4.0, 3.0, 0.0], [4.0, 2.0, 2.0, 0.0]])
     found = autocorrelation(np.arange(4), tuple(sums), 0.95)
     assert found == autocorrelation(np.arange(3), tuple(sums[:, :3]), 0.95)
-
-
-@each("bursts", [0.0, 0.5])
-def test_the_interval_of_the_autocorrelation_holds_the_truth(bursts: float) -> None:
-    rng = np.random.default_rng(1)
-    inside = 0
-    for _ in range(200):
-        chain = np.empty((40, 60), dtype=bool)
-        chain[:, 0] = rng.random(40) < 0.6
-        for place in range(1, 60):
-            chain[:, place] = rng.random(40) < 0.6 + bursts * (chain[:, place - 1] - 0.6)
-        first, second = chain[:, :-1], chain[:, 1:]
-        sums = (np.full(40, 59.0), first.sum(1), second.sum(1), (first & second).sum(1))
-        found = autocorrelation(np.arange(40), sums, 0.95)
-        inside += found.low <= bursts <= found.high
-    assert 180 <= inside <= 199  # nominal 190 of 200, standard deviation 3
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(domains={"code": Domain(bursts=0.6, documents=20), "chat": Domain()})])

@@ -20,7 +20,6 @@ from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from alphaprof.theory.certificates import margin_thresholds, strict_thresholds
 from tests import reference
-from tests.conftest import slow
 from tests.report.test_certified import CERTIFIED, GREEDY, MIXED, judged, prepared, recounted, sharpest
 from tests.reporting import as_json, as_terminal, engine, reported, runs_of
 from tests.synthetic import Domain, Recipe, rewritten, write_run
@@ -134,32 +133,6 @@ def most_rejected(thresholds: pd.Series, mean: float) -> float:
             break
         left, count = left - cost, count + 1
     return count / len(thresholds)
-
-
-KINDS = [("code", "greedy"), ("chat", "greedy"), ("code", "given")]
-UNITS = [(*kind, rule) for kind in KINDS for rule in ("strict", "typical_0p09_0p3", "tree_2")]
-
-
-@pytest.mark.parametrize(("domain", "kind", "rule"), [*UNITS[::4], *slow(case for case in UNITS if case not in UNITS[::4])])
-def test_intervals_are_those_of_independent_units(
-    report: RunReport, log: pd.DataFrame, domain: str, kind: str, rule: str
-) -> None:
-    """From sums by document, or by cluster; in chat there are five of seven documents."""
-    rows = rows_of(log, domain, kind)
-    rows = rows[judged(rows, rule)]
-    each = recount_rows(rows, rule)
-    found = certificate(report, domain, kind, rule=rule)
-    for name in ("certified", "accepted", "accepted_not_certified"):
-        close(getattr(found, name), share_of(each[name], rows["unit"]))
-    assert found.documents == {"code": {"greedy": 8, "given": 4}[kind] if domain == "code" else 0, "chat": 5}[domain]
-
-
-def recount_rows(rows: pd.DataFrame, rule: str) -> pd.DataFrame:
-    """What is certified and accepted, row by row."""
-    each = [recounted(rows.loc[[index]], rule).iloc[0] for index in rows.index]
-    table = pd.DataFrame(each, index=rows.index)
-    table["accepted_not_certified"] = table["accepted"] - table["both"]
-    return table
 
 
 @pytest.mark.parametrize("rule", ["strict", "additive_0p1", "tree_3"])
@@ -352,26 +325,6 @@ def test_certain_runs_are_those_of_the_log(
         tokens, rounds = (sum(count[name] for count in counted) for name in ("tokens", "rounds"))
         assert item.tokens_per_round.value == pytest.approx(tokens / rounds)
         assert 1 <= item.tokens_per_round.low <= item.tokens_per_round.value <= item.tokens_per_round.high <= gamma + 1
-
-
-def test_intervals_of_certain_runs_are_those_of_documents(report: RunReport, log: pd.DataFrame) -> None:
-    """The mean run by sums over units, tokens per round on the log scale."""
-    rows = rows_of(log, "chat", "greedy")
-    (item,) = [each for each in predicted(report, "chat", "greedy").runs if (each.rule, each.epsilon) == ("strict", 0.1)]
-    table = []
-    for (unit, _), part in (rows["threshold_strict"] > 0.1).groupby([rows["unit"], rows["document"]]):
-        runs = runs_of(part.tolist())
-        counted = engine(runs, [4] * len(runs), 4)
-        table.append((unit, sum(runs), len(runs), counted["rounds"], counted["tokens"]))
-    sums = pd.DataFrame(table, columns=["unit", "runs", "positions", "rounds", "tokens"]).groupby("unit").sum()
-    mean, reach = half(sums["runs"].to_numpy(), sums["positions"].to_numpy())
-    close(item.mean_run, Interval(mean, max(0.0, mean - reach), mean + reach))
-    time, reach = half(sums["rounds"].to_numpy(), sums["tokens"].to_numpy())
-    share = 1 - 0.05 ** (1 / len(sums))  # of units that were not seen: a round for each token, or for 5
-    low = min(math.exp(-reach / time) / time, 1 / ((1 - share) * time + share))
-    high = max(math.exp(reach / time) / time, 1 / ((1 - share) * time + share / 5))
-    assert low > 1
-    close(item.tokens_per_round, Interval(1 / time, low, high))
 
 
 ALONE = dataclasses.replace(MIXED, drafts={}, lookups=("ngram",))

@@ -16,9 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
-from alphaprof.cli.app import app
 from alphaprof.commands.check import checked
 from alphaprof.config.hardware import PRESETS
 from alphaprof.config.load import changed_question
@@ -392,26 +390,6 @@ def test_a_run_that_asked_for_no_step_times_says_so_and_takes_them_later(tmp_pat
     assert "no_step_times" not in codes(later)
     with pytest.raises(ProfileInvalid, match="a report measures no step times"):
         changed_question(run.manifest.config, ["costs.source=measured"])
-
-
-def test_a_table_with_the_measured_times_gives_the_measured_answers(run: Run, report: RunReport, tmp_path: Path) -> None:
-    """A CSV of a run's own step times is a table that `costs.path` reads."""
-    path = tmp_path / "h100.csv"
-    path.write_text(times_csv(run))
-    found = CliRunner().invoke(
-        app, ["report", str(run.path), "--format", "json", "--set", "costs.source=table", "--set", f"costs.path={path}"]
-    )
-    assert found.exit_code == 0, found.output
-    config = changed_question(run.manifest.config, ["costs.source=table", f"costs.path={path}"])
-    other = build_report(run, config=config)
-    for mine, measured in zip(other.results, report.results, strict=True):
-        assert mine.gammas == measured.gammas
-    assert other.traffic.load == report.traffic.load
-    assert (other.times.source, other.times.device) == ("table", "h100.csv")
-    assert "by the step times in h100.csv: " in other.answer.reason
-    # Where every target step takes a second, drafting is free: the speedup is tokens per round.
-    item = at(build_report(run, config=changed_question(config, ["costs.overhead_ms=1000"])), "code", "small", 3)
-    assert item.speedup.value == pytest.approx(item.tokens_per_round.value, rel=0.01)
 
 
 def test_notes_on_local_timing_stay_with_the_times_they_are_about(tmp_path: Path) -> None:

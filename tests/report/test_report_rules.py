@@ -11,9 +11,7 @@ import pandas as pd
 import pytest
 
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.report.verdict import held_out
 from alphaprof.run.reader import Run
-from alphaprof.totals.documents import lots_of
 from tests.conftest import slow
 from tests.loops import each
 from tests.reference import LOGGED_RULES
@@ -122,38 +120,6 @@ def test_rounds_of_top_tokens_are_those_of_the_position_log(
         assert found.marginal == pytest.approx(again["by_depth"] / again["with"])
         reached = [(a / t if t else None) for a, t in zip(again["by_depth"], again["tested"], strict=True)]
         assert found.conditional == tuple(None if share is None else pytest.approx(share) for share in reached)
-
-
-@each(("domain", "rule", "draft"), FACTS)
-def test_break_even_is_the_mean_cost_of_a_round(
-    run: Run, report: RunReport, positions: pd.DataFrame, domain: str, rule: str, draft: str
-) -> None:
-    """A round that drafts m tokens takes 10 + .5 m ms and m draft steps of 1 ms, with lookup a search of .4 ms instead. The
-    speedup of the best gamma is that of each half with what the other half chose, of another one that times what all
-    documents gain by it.
-    """
-    step, search = (0.0, 0.4) if draft == "lookup" else (1.0, 0.0)
-    rows, result = rows_of(positions, domain, draft), only(report, domain, draft, rule)
-
-    def counted(rows: pd.DataFrame, gamma: int) -> tuple[float, float, float]:
-        """Tokens, rounds and ms."""
-        again = recounted(rows, gamma, draft == "lookup")
-        ms = sum(count * (10 + (0.5 + step) * drafted + search) for drafted, count in enumerate(again["of"]))
-        return again["tokens"], again["rounds"], ms
-
-    documents = run.documents().to_pandas()
-    documents = documents[documents["domain"].astype(str) == domain]
-    second = set(documents["document"][held_out({domain: lots_of(documents["prompt_hash"])})[domain]])
-    halves = [
-        {gamma: counted(part, gamma) for gamma in MIXED.gammas} for _, part in rows.groupby(rows["document"].isin(second))
-    ]
-    first, other = (max(half, key=lambda gamma: half[gamma][0] / half[gamma][2]) for half in halves)
-    crossed, named = halves[0][other][2] + halves[1][first][2], counted(rows, result.gamma)[2]
-    for found in result.gammas:
-        tokens, rounds, ms = counted(rows, found.gamma)
-        assert found.break_even_length == pytest.approx(ms / rounds / 10)
-        assert found.speedup.value == pytest.approx(10 * tokens / crossed * named / ms)
-        assert found.speedup.value <= result.speedup.value * (1 + 1e-9)
 
 
 def test_a_tree_has_rounds_and_no_times(report: RunReport) -> None:

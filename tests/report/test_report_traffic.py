@@ -59,23 +59,6 @@ TWO = Recipe(
 )
 
 
-def test_the_error_of_observed_shares_is_in_the_interval(tmp_path: Path) -> None:
-    """A mixture of two domains that differ: by given weights they have no say in it, by a limit of each source only in what
-    documents differ by inside of a source.
-    """
-    mixture = reported(tmp_path / "mixture", TWO)
-    limited = reported(tmp_path / "limited", dataclasses.replace(TWO, limited=True))
-    weights = {name: mixture.traffic.weights[name] for name in TWO.domains}
-    given = reported(tmp_path / "given", dataclasses.replace(TWO, decision={**TWO.decision, "weights": weights}))
-    widths = []
-    for report in (mixture, limited, given):
-        speedup = report.answer.speedup
-        assert speedup.value == pytest.approx(mixture.answer.speedup.value if mixture.answer.speedup else None, rel=0.02)
-        widths.append(math.log(speedup.high / speedup.low))
-    assert widths[0] > 2 * widths[1]
-    assert widths[1] < 2.5 * widths[2]
-
-
 def test_the_interval_of_observed_traffic_is_that_of_one_ratio(tmp_path: Path) -> None:
     """Rounds of all documents counted anew from the log: their time over their tokens, with the spread of each document."""
     run = write_run(tmp_path / "run", dataclasses.replace(TWO, timing_error=0.0))

@@ -34,7 +34,7 @@ from alphaprof.stats.estimate import (
 from alphaprof.stats.paired import mean_difference
 from tests import reference
 from tests.loops import each
-from tests.synthetic import alpha_law, drawn_alphas
+from tests.synthetic import drawn_alphas
 
 Array = np.ndarray[Any, Any]
 
@@ -238,40 +238,6 @@ def bounds(found: Ratio, tail: float) -> tuple[float, float]:
     return dataclasses.replace(one, skewness=found.skewness / found.value).bounds(tail)
 
 
-GAMMA, UNEVEN = 5, 2000
-
-
-@pytest.fixture(scope="module", params=[8, 20])
-def uneven(request: pytest.FixtureRequest) -> tuple[Array, Array]:
-    """Times and tokens of many samples of documents, [samples, documents] each: lengths lognormal with sigma 1.5, and the
-    time per token drawn on its own.
-    """
-    rng = np.random.default_rng(request.param)
-    tokens = np.ceil(rng.lognormal(4, 1.5, (UNEVEN, request.param)))
-    return tokens * time_per_token(drawn_alphas(rng, tokens.shape)), tokens
-
-
-def time_per_token(alpha: Array) -> Array:
-    """Rounds per token of a long document: 1 / (1 + alpha + ... + alpha^gamma)."""
-    return np.asarray(1 / sum(alpha**depth for depth in range(GAMMA + 1)))
-
-
-def true_speedup() -> float:
-    """What the speedup is with infinitely many documents, their lengths telling nothing about their time per token."""
-    alpha = alpha_law().ppf((np.arange(4000) + 0.5) / 4000)
-    return float(1 / time_per_token(alpha).mean())
-
-
-def test_lower_bounds_reach_the_truth_no_more_often_than_they_say(uneven: tuple[Array, Array]) -> None:
-    """A threshold that is exactly the truth: at most 5 % false GO, and 3 standard errors of the simulation."""
-    truth, reached = true_speedup(), 0
-    for times, tokens in zip(*uneven, strict=True):
-        found = ratio(times, tokens)
-        low, _ = bounds(found, 0.05)
-        reached += low >= truth
-    assert reached / UNEVEN <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / UNEVEN)
-
-
 def adjusted(totals: Array, counts: Array, control: Array) -> Array:
     """Totals after a control variate, which must have been of use."""
     found = controlled(totals, counts, control)
@@ -434,41 +400,6 @@ def test_infinite_values_may_be_a_quantile_and_its_ends() -> None:
     values, counts = np.tile([0.3, 0.4, 0.5, math.inf], 10), np.full(10, 4)
     assert quantile_interval(values, counts, np.arange(10), 0.9, 0.95) == Interval(math.inf, 0.5, math.inf)
     assert quantile_interval(values, counts, np.arange(10), 0.4, 0.95).high == 0.5
-
-
-def clustered(rng: np.random.Generator, documents: int, spread: float) -> tuple[Array, Array]:
-    """Lognormal values of documents that differ by `spread` on the log scale, of 20 to 200 positions."""
-    counts = rng.integers(20, 200, documents)
-    return np.exp(np.repeat(rng.normal(0, spread, documents), counts) + rng.normal(0, 1, counts.sum())), counts
-
-
-@each("probability", [0.1, 0.5, 0.9])
-@each("documents", [20, 60])
-def test_intervals_of_quantiles_hold_the_truth_as_often_as_they_say(documents: int, probability: float) -> None:
-    """Over documents; over positions as if they were independent, less than half as often as they should."""
-    rng, spread, repeats = np.random.default_rng(documents), 1.0, 400
-    truth = math.exp(stats.norm.ppf(probability) * math.hypot(1, spread))
-    held = naive = 0
-    for _ in range(repeats):
-        values, counts = clustered(rng, documents, spread)
-        found = quantile_interval(values, counts, np.arange(documents), probability, 0.95)
-        held += found.low <= truth <= found.high
-        half = 1.96 * math.sqrt(probability * (1 - probability) / len(values))
-        low, high = np.quantile(values, [probability - half, probability + half])
-        naive += low <= truth <= high
-    assert 0.91 <= held / repeats <= 0.98
-    assert naive / repeats < 0.6
-
-
-def test_few_documents_with_ties_do_not_miss_larger_values() -> None:
-    """Most values are 0, in two documents: the upper decile lies above its interval in 2.5 % of samples."""
-    rng, repeats, missed = np.random.default_rng(3), 1000, 0
-    truth = math.exp(stats.norm.ppf(0.9) * math.sqrt(2)) - 2
-    for _ in range(repeats):
-        values, counts = clustered(rng, 2, 1.0)
-        found = quantile_interval(np.maximum(values, 2) - 2, counts, np.arange(2), 0.9, 0.95)
-        missed += found.high < truth
-    assert missed / repeats <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / repeats)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=4, max_size=40))

@@ -547,21 +547,3 @@ def test_what_the_first_steps_of_a_hybrid_read_by_hand() -> None:
     stepped[[4, 6, 10]] = True
     assert steps_of_a_hybrid(one, stepped, 2) == [6, 3, 3 + 1 + 3, 3 + 0 + 2]
     assert steps_of_a_hybrid(one, np.zeros(14, dtype=bool), 2) == [0, 0, 0, 0]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=2, max_size=60), st.integers(1, 4))
-def test_the_first_steps_of_a_hybrid_read_what_a_plain_loop_leaves_unread(
-    text: list[tuple[bool, bool, int]], gamma: int
-) -> None:
-    agrees, stepped, proposed = (list(column) for column in zip(*text, strict=True))
-    one = trace([int(good) for good in agrees], proposed)
-    read = {"head": 0, "model": 0}
-    for kind in read:
-        at, unread = 1, 1  # tokens that the draft has not read: the prefill's own
-        for drafted, accepted, emitted, _ in simulate([int(good) for good in agrees], proposed, gamma):
-            unread += emitted
-            if stepped[at] and drafted > 0:
-                read[kind] += unread - emitted - 1
-                unread = 1 + (accepted if kind == "head" else int(accepted == drafted))
-            at += emitted
-    assert steps_of_a_hybrid(one, np.array(stepped), gamma)[2:] == list(read.values())

@@ -212,26 +212,6 @@ TOP = {
 }
 
 
-@each(
-    ("rule", "accepted", "emitted", "rounds", "depths"),
-    [
-        ("one_hot", 2.35, 3.0, 3.0, [2.0]),  # [2, 3], [4], [5]: right, wrong, right
-        ("tree_1", 3.0, 3.0, 3.0, [2.0]),
-        ("tree_2", 4.0, 4.0, 2.0, [2.0]),  # [2, 3], [4, 5]: the second choice at 3 belongs to the tree
-        ("tree_3", 5.0, 5.0, 2.0, [2.0]),
-    ],
-)
-def test_rounds_of_top_tokens_on_sampled_text_are_facts(
-    rule: str, accepted: float, emitted: float, rounds: float, depths: list[float]
-) -> None:
-    """With gamma 2 they are [2, 3, 4] and [5] for all of these rules."""
-    row = row_of(rule, TOP)
-    assert (row["accepted"], row["emitted"]) == pytest.approx((accepted, emitted))
-    assert (row["rounds_1"], row["accepted_depths_1"]) == (rounds, depths)
-    assert (row["rounds_2"], row["accepted_depths_2"]) == (2.0, [2.0, 1.0])
-    assert (row["control_1"], row["control_2"]) == (0.0, 0.0)
-
-
 # What has rounds on which text, said once more.
 POLICIES = {
     "strict": {"greedy"},
