@@ -101,7 +101,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.symlink(ROOT / "profiles", folder / "profiles")
     (readme,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (folder / "my.yaml").write_text(readme)
-    (table,) = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "costs.md").read_text(), re.DOTALL)
+    (table,) = re.findall(r"```csv\n(model,.*?)```", (ROOT / "docs" / "costs.md").read_text(), re.DOTALL)
     (folder / "h100.csv").write_text(table)
     rows = [("target,decode,1", 7.1), ("target,verify,2", 7.2), ("target,verify,5", 7.5), ("eagle3,draft,1", 0.5)]
     times = "".join(f"{step},1,1024,{ms},0.01\n" for step, ms in rows)

@@ -153,7 +153,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "costs.md").read_text()
 
 @each("kind", ["csv", "json"])
 def test_the_examples_of_the_page_are_read(tmp_path: Path, kind: str) -> None:
-    (example,) = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+    example, *_ = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
     table = StepTable(read(tmp_path, example, name=f"costs.{kind}"))
     times = table.times("small", 4, 1, 1024)
     assert (times.decode.ms, times.target[5].ms, times.draft.ms) == (7.1, 7.5, 1.1)
