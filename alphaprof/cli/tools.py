@@ -116,6 +116,9 @@ def predict(
     gamma: Gamma = None,
     verify: Annotated[float, how(help="Verification of a round, in decode steps (v).")] = 1.0,
     overhead: Annotated[float, how(help="All other costs of a round, in decode steps.")] = 0.0,
+    path_overhead: Annotated[
+        float, how(help="What plain decoding slows down by on the path that the draft needs (0.1: 10%).")
+    ] = 0.0,
     target_config: TargetConfig = None,
     draft_config: DraftConfig = None,
     accelerator: Annotated[str, how(help="The device to compute costs for (docs/costs.md).")] = "h200",
@@ -137,10 +140,10 @@ def predict(
 
     acceptance, given = acceptance_of(alpha, rate, length, rates, at_gamma or gamma), None
     if cost is not None:
-        given = RoundCost(cost, verify, overhead)
+        given = RoundCost(cost, verify, overhead, path_overhead)
     hardware = {"accelerator": accelerator, "tp": tp, "preset": preset, "weight_bytes": weight_bytes}
     configs, place = (target_config, draft_config), (batch, context, output_tokens)
-    show(predicted(acceptance, gamma, given, configs, hardware, place, coverage), form, out)
+    show(predicted(acceptance, gamma, given, configs, hardware, place, coverage, path_overhead), form, out)
 
 
 @command(group, "alphaprof schema", "alphaprof schema report")

@@ -73,6 +73,7 @@ class ComputedCost:
     output: int  # tokens of an output; its prompt fills the rest of the context
     prefill_ms: float  # of that prompt by the target
     draft_prefill_ms: float  # and by the draft
+    path_overhead: float = 0.0  # in decode steps: what the path that speculation forces costs any round
 
     @property
     def devices(self) -> str:
@@ -85,7 +86,7 @@ class ComputedCost:
 
     def of_round(self, gamma: int) -> float:
         """Return a round of gamma drafts, in decode steps."""
-        return self.costs[gamma - 1]
+        return self.costs[gamma - 1] + self.path_overhead
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ def build_prediction(
     longest = longest_of(acceptance)
     gammas = gammas_of(acceptance) if gammas is None else tuple(gammas)
     if isinstance(cost, RoundCost):
-        for option, value in (("--cost", cost.draft), ("--overhead", cost.overhead)):
+        given = (("--cost", cost.draft), ("--overhead", cost.overhead), ("--path-overhead", cost.path_overhead))
+        for option, value in given:
             _require_between(option, value, 0, math.inf)
         _require_between("--verify", cost.verify, LEAST_COST, math.inf)
     _require_between("--coverage", coverage, 0, 1)
@@ -188,7 +190,7 @@ def build_prediction(
     for gamma in gammas:
         # Of a round with a proposal, then over all rounds.
         proposed = 1 + sum(rates[:gamma]) if alpha is None else float(formulas.tokens_per_round(alpha, gamma))
-        tokens, length = (float(formulas.over_all_rounds(each, coverage)) for each in (proposed, cost.of_round(gamma)))
+        tokens, length = float(formulas.over_all_rounds(proposed, coverage)), _mean_round(cost, gamma, coverage)
         factor = cost.factor if isinstance(cost, ComputedCost) else None
         prediction = GammaPrediction(
             gamma=gamma,
@@ -203,19 +205,21 @@ def build_prediction(
         )
         predictions.append(prediction)
     best = max(predictions, key=lambda item: item.speedup)
-    given, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
+    by_hand, computed = (cost, None) if isinstance(cost, RoundCost) else (None, cost)
     loads = () if computed is None else tuple(_by_load([computed, *elsewhere], predictions, coverage))
-    return Prediction(alpha, coverage, rate, rates, given, computed, tuple(predictions), best.gamma, loads)
+    return Prediction(alpha, coverage, rate, rates, by_hand, computed, tuple(predictions), best.gamma, loads)
+
+
+def _mean_round(cost: RoundCost | ComputedCost, gamma: int, coverage: float) -> float:
+    """Return the mean cost of all rounds, in decode steps: one without a draft takes the same path."""
+    return float(formulas.over_all_rounds(cost.of_round(gamma), coverage)) + (1 - coverage) * cost.path_overhead
 
 
 def _by_load(costs: Sequence[ComputedCost], predictions: Sequence[GammaPrediction], coverage: float) -> Iterator[AtLoad]:
     """Yield the fastest gamma at every load, as reports choose it."""
     for each in sorted(costs, key=lambda cost: (cost.batch, cost.context)):
         place = each.batch, each.context
-        values = {
-            item.gamma: item.tokens_per_round / float(formulas.over_all_rounds(each.of_round(item.gamma), coverage))
-            for item in predictions
-        }
+        values = {item.gamma: item.tokens_per_round / _mean_round(each, item.gamma, coverage) for item in predictions}
         gamma = max(values, key=values.__getitem__)
         value = values[gamma]
         if value < 1:
@@ -283,11 +287,12 @@ def predict(
     hardware: Mapping[str, Any],
     place: tuple[int, int, int],
     coverage: float,
+    path_overhead: float = 0.0,
 ) -> Prediction:
     """Return the prediction that the options of `alphaprof predict` ask for: by the given cost of a round, or by that
     computed from the configs of target and draft on some `hardware` (fields of `RooflineCosts`) at a batch and context, for
-    outputs of so many tokens. Raises `OptionInvalid` if both costs or none are given or a block holds fewer drafts, and what
-    `build_prediction`, `read_pair` and `computed_cost` raise.
+    outputs of so many tokens, on a path with some overhead. Raises `OptionInvalid` if both costs or none are given or a
+    block holds fewer drafts, and what `build_prediction`, `read_pair` and `computed_cost` raise.
     """
     from alphaprof.config.options import RooflineCosts  # pydantic, which formulas do without
 
@@ -310,9 +315,10 @@ def predict(
                 raise OptionInvalid(f"{draft} drafts at most {pair.longest} tokens in a block", hint)
             gammas = tuple(each for each in gammas if each <= pair.longest)
         most = min(max(*gammas, 1), LONGEST)
-        found = computed_cost(pair, asked, batch, context, most, output)
+        _require_between("--path-overhead", path_overhead, 0, math.inf)
+        found = computed_cost(pair, asked, batch, context, most, output, path_overhead)
         for load in itertools.product({batch, *RooflineCosts.model_fields["concurrency"].default}, {context, *CONTEXTS}):
-            there = found if load == (batch, context) else computed_cost(pair, asked, *load, most, output)
+            there = found if load == (batch, context) else computed_cost(pair, asked, *load, most, output, path_overhead)
             elsewhere += [there] if there is not found and there.fits else []
     elif cost is None or not target is draft is None:
         problem = "a round's cost must be either given or computed"
@@ -354,7 +360,7 @@ def read_pair(target: Path, draft: Path, weight_bytes: float | None = None) -> P
 
 
 def computed_cost(
-    pair: Pair, asked: RooflineCosts, batch: int, context: int, gamma: int, output: int = OUTPUT
+    pair: Pair, asked: RooflineCosts, batch: int, context: int, gamma: int, output: int = OUTPUT, path_overhead: float = 0.0
 ) -> ComputedCost:
     """Return what rounds of up to `gamma` drafts cost. Raises `OptionInvalid` for an unknown accelerator or preset."""
     from alphaprof.costs.cost_model import accuracy, fits, roofline_rows  # the readers of runs, which formulas do without
@@ -400,6 +406,7 @@ def computed_cost(
         output=output,
         prefill_ms=prefill[TARGET],
         draft_prefill_ms=prefill["draft"],
+        path_overhead=path_overhead,
     )
 
 
@@ -505,7 +512,7 @@ def _outcome_lines(prediction: Prediction) -> Iterator[str]:
         (asked,) = (each for each in prediction.loads if (each.concurrency, each.context) == place)
         yield from () if asked.throughput is None else (f"throughput: {fmt.interval(asked.throughput, 'x')}",)
     emitted, cost = fmt.number(best.tokens_per_round), fmt.number(best.break_even_length)
-    least = "no alpha makes it faster"
+    least = f"even a perfect draft loses at that cost: a round emits {best.gamma + 1} tokens at most"
     if best.break_even_alpha is not None:
         here = "" if prediction.alpha is None else f" (here {fmt.share(prediction.alpha)})"
         least = f"it breaks even at alpha {fmt.share(best.break_even_alpha)}{here}"
@@ -545,6 +552,7 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
         yield f"this alpha is computed from {says}, assuming independence: bursts would raise it"
     if cost is not None:
         steps = f"draft step {cost.draft:g}, verification {cost.verify:g}, overhead of a round {cost.overhead:g}"
+        steps += f", of the path {cost.path_overhead:g}" if cost.path_overhead else ""
         yield f"in plain decode steps: {steps}"
     if computed is not None:
         yield from computed.read

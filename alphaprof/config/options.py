@@ -484,6 +484,12 @@ class TableCosts(Options):
     overhead_ms: Milliseconds = Field(
         0.0, description="added to every target step: sampling and scheduling, where the table leaves them out"
     )
+    path_overhead: float = Field(
+        0.0,
+        ge=0,
+        description="share by which plain decoding slows down on the path that drafts need (another runner, no asynchronous "
+        "scheduling), where the table's other steps were timed without it: every round with a draft costs as much more",
+    )
 
 
 class RooflineCosts(Options):

@@ -21,7 +21,7 @@ from alphaprof.config.paths import KEPT
 from alphaprof.costs.roofline import draft_memory, step_ms
 from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.shapes import ModelShape
-from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured
+from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured, with_path
 from alphaprof.errors import CostsUnreadable
 from alphaprof.run.manifest import CHAIN, DraftFacts, Manifest, ModelFacts
 from alphaprof.run.reader import Run
@@ -240,6 +240,7 @@ class Cost:
     covered: int  # the largest gamma that there are times for
     lacking: tuple[str, ...]  # rows that larger gamma of the run need, in words
     others: tuple[str, ...]  # models of a table that the run does not have, whose rows are not used
+    path_overhead: dict[str, float]  # by draft whose engine decodes plainly on another path: what a step takes longer there
     rounds: int | None  # of timing; None: not known, or the times were not taken in rounds
     spread: tuple[StepSpread, ...]  # of steps that were timed in rounds
     memory: tuple[DraftMemoryShare, ...]  # one a draft
@@ -378,6 +379,7 @@ def open_costs(
         lookups = [name for name in own if name not in models]
         path = (manifest.table or ()) if options.path.startswith(KEPT) else Path(options.path)
         rows, others = read_engine_table(path, models, lookups, options.overhead_ms, _heads(manifest))
+        rows = with_path(rows, list(own), options.path_overhead)
     elif isinstance(options, RooflineCosts):
         rows = _roofline(manifest, options, gamma, context)
     return CostModel(StepTable(rows), options, manifest, gamma, context or 0.0, others=others, contexts=contexts or {})
@@ -468,6 +470,9 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
         bookkeeping_ms={draft: time.bookkeeping.ms for draft, time in times.items()},
         covered=min((max(time.target) - 1 for time in every.values()), default=0),
         others=costs.others,
+        path_overhead={
+            draft: more for draft in times if (more := costs.table.path_overhead(draft, concurrency, costs.context))
+        },
         lacking=tuple(_lacking(costs, times, concurrency)),
         rounds=first.rounds or None if first else None,
         spread=tuple(_spreads(times)),

@@ -178,6 +178,10 @@ class Speedup:
             return f"steps waited {-math.expm1(-self.waited):.0%} of their time for a core"
         return f"step times are known to a factor of {math.exp(known):.1f} only"
 
+    def hidden_by_times(self, tail: float) -> bool:
+        """Return whether step times that a new run takes again alone could make this ratio 1."""
+        return self.redrawn and abs(math.log(self.value)) <= self._timing(tail)[0]
+
     def deciding(self, tail: float) -> tuple[float, float]:
         """Return the bounds of a verdict: those of step times alone where there are too few documents to speak for
         others.

@@ -6,6 +6,7 @@ lies outside has no time, and a reason. Only a context outside the measured ones
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from alphaprof.costs.rounds import NOTHING, StepTime, StepTimes
 from alphaprof.costs.timing import autocorrelation, step_times
 from alphaprof.stats.estimate import Array
 
-TARGET = "target"
+TARGET, PATH = "target", "path"
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,13 @@ class StepTable:
         usable = [near for near, cell in cells.items() if _neighbors(sorted(cell), tokens)]
         return bool(_neighbors(usable, batch))
 
+    def path_overhead(self, draft: str, batch: int, context: float) -> float | None:
+        """Return by what share plain decoding is slower on the path of a draft; None: it is the same, or it is not known."""
+        steps, target = self._of(draft, PATH), self._of(TARGET, "decode")
+        if not steps:
+            return None
+        return _time(steps, PATH, 1, batch, context).ms / _time(target, TARGET, 1, batch, context).ms - 1
+
     def prefill_ms(self, model: str, prompt_tokens: Array) -> tuple[Array, float] | None:
         """Prefill time of prompts at batch 1, in ms, and the share of them beyond the longest that was measured.
 
@@ -149,6 +157,22 @@ class StepTable:
 
     def _of(self, model: str, step: str) -> Mapping[int, Mapping[int, list[StepRow]]]:
         return self._cells.get((model, step), {})
+
+
+def with_path(rows: Sequence[StepRow], drafts: Sequence[str], overhead: float) -> Sequence[StepRow]:
+    """Return rows with what the path of some drafts costs once a round, a share of a decode step, beside the search, if any,
+    and plain decoding there.
+    """
+    found = {(row.model, row.step, row.tokens, row.batch, row.context): row for row in rows}
+    for row, draft in itertools.product([row for row in rows if row.step == "decode" and overhead], drafts):
+        scaled = [each * overhead for each in (row.ms, *row.rounds)]
+        once = found.get(place := (draft, "lookup", 1, row.batch, row.context))
+        own = (once.ms, *once.rounds) if once else [0.0] * len(scaled)
+        ms, *rounds = map(sum, zip(scaled, own, strict=False))
+        found[place] = replace(row, model=draft, step="lookup", ms=ms, rounds=tuple(rounds))
+        alone = tuple(each * (1 + overhead) for each in row.rounds)
+        found[draft, PATH, *place[2:]] = replace(row, model=draft, step=PATH, ms=row.ms * (1 + overhead), rounds=alone)
+    return tuple(found.values())
 
 
 def _neighbors(known: Sequence[int], wanted: float) -> list[tuple[int, float]]:

@@ -116,9 +116,31 @@ class Judge:
 
     @property
     def untold(self) -> str:
-        """Why step times do not tell how fast the whole traffic is; empty if they do, or there are none."""
-        timed = self.timing.times and not self.undecidable
-        return self.judged(None, list(self.candidates))[1].untold if timed else ""
+        """Why step times do not tell how fast the whole traffic is, or which draft is the fastest; empty if they do, or if
+        there are none.
+        """
+        if not self.timing.times or self.undecidable:
+            return ""
+        best, decision = self.judged(None, list(self.candidates))
+        if decision.untold or decision.verdict != "UNDECIDED" or best is None:
+            return decision.untold
+        return self._unranked(best)
+
+    def _unranked(self, best: Pair) -> str:
+        """Return that step times do not tell the fastest draft from the one with most tokens per round, at the largest gamma
+        of both, if these are two.
+        """
+        drafts = [draft for draft in self._largest if draft in self.timing.times and draft in self.candidates]
+        emitted = {draft: _tokens_per_round(self.candidates, (draft, self._largest[draft]), self.mix) for draft in drafts}
+        most = max(emitted, key=lambda draft: each.value if (each := emitted[draft]) else 0.0, default=best[0])
+        other = self.judged(None, [most])[0] if most != best[0] else None
+        if other is None:
+            return ""
+        times = self.timing.times
+        gain = self.mix.gain(*(decoded(self.candidates, pair, times, self.mix) for pair in (other, best)))
+        if gain is None or not gain.hidden_by_times(1 - self._question.confidence):
+            return ""
+        return f"step times do not tell {best[0]} from {most}, which emits most tokens per round"
 
     def known(self, domain: str, draft: str, pool: DocumentTotals) -> Judged | None:
         """Return what was chosen for a draft in a domain, if that rests on this pool and the run's step times; else None."""

@@ -29,19 +29,20 @@ class CostOfRound(Protocol):
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What a round of gamma drafts costs, in decode steps of the target: gamma c + v + o."""
+    """What a round of gamma drafts costs, in decode steps of the target: gamma c + v + o + p."""
 
     draft: float  # c, one draft step
     verify: float = 1.0  # v, one target step over gamma + 1 tokens, the same at every gamma
     overhead: float = 0.0  # o, everything else in a round
+    path_overhead: float = 0.0  # p, of the path that speculation forces: in rounds without a draft as well
 
     def verification(self, gamma: int) -> float:
         """Return v."""
         return self.verify
 
     def of_round(self, gamma: int) -> float:
-        """Return the cost of a round, gamma c + v + o: the tokens per round at which a draft starts to pay."""
-        return gamma * self.draft + self.verify + self.overhead
+        """Return the cost of a round, gamma c + v + o + p: the tokens per round at which a draft starts to pay."""
+        return gamma * self.draft + self.verify + self.overhead + self.path_overhead
 
 
 def tokens_per_round(alpha: ArrayLike, gamma: int) -> Array:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaprof.costs.rounds import NOTHING, StepTime
+from alphaprof.costs.rounds import NOTHING, StepTime, round_costs
 from alphaprof.costs.speedup import Mix, speedup
-from alphaprof.costs.steps import StepRow, StepTable, Unmeasured
+from alphaprof.costs.steps import StepRow, StepTable, Unmeasured, with_path
 from alphaprof.totals.replay import RoundCounts
 from tests.loops import each
 
@@ -48,6 +48,17 @@ def test_times_between_context_tokens_and_batches_by_hand() -> None:
     assert times.target[3].ms == pytest.approx(0.75 * 14 + 0.25 * 28)  # half of the way in tokens; its one context
     assert times.draft.ms == pytest.approx(1.25)
     assert times.draft_after_full.ms == pytest.approx(2.0)
+
+
+def test_the_path_costs_rounds_with_and_without_a_search_as_much_more_and_is_plain_decoding_there() -> None:
+    table = StepTable(with_path(ROWS, ["small", "ngram"], 0.2))
+    for draft, search in (("small", 0.0), ("ngram", 0.25)):
+        times, plain = table.times(draft, 1, 1, 100), TABLE.times(draft, 1, 1, 100)
+        assert (times.lookup.ms, times.decode.ms) == (pytest.approx(2 + search), 10)
+        assert round_costs(times, 1) == pytest.approx(round_costs(plain, 1) + 0.2)
+        assert table.path_overhead(draft, 1, 100) == pytest.approx(0.2)
+    assert TABLE.path_overhead("small", 1, 100) is None
+    assert with_path(ROWS, ["small"], 0.0) == ROWS
 
 
 def test_errors_of_interpolated_times_add_up_as_independent_ones() -> None:

@@ -187,6 +187,7 @@ def timed_by(
     folder: Path,
     budget: float | None = None,
     known: Sequence[dict[str, Any]] = (),
+    **more: Any,
 ) -> Timed:
     """The step times of a profile with prompt lookup and a head at gamma 1 and 3, and one sequence or two."""
     monkeypatch.setattr("alphaprof.profiling.engine.steps.VllmEngine", engines)
@@ -199,7 +200,7 @@ def timed_by(
     costs = options.costs.model_copy(update={"repeats": 20, "budget": budget, "concurrency": [1, 2]})
     ticks = list[float]()
     subjects = options, options.vllm, facts(True), drafts
-    timed = time_engines(*subjects, costs, engines.said.append, ticks.append, known)
+    timed = time_engines(*subjects, costs, engines.said.append, ticks.append, known, **more)
     assert sum(ticks) == pytest.approx(1)
     return timed
 
@@ -244,8 +245,15 @@ def test_with_room_for_two_engines_plain_decoding_takes_turns_with_every_other(
     """Every command makes the machine .2% slower, more than threefold in all."""
     engines = Engines(drift_of_commands=0.002)
     engines.cpu = True
-    timed = timed_by(engines, monkeypatch, tmp_path)
+    used = list[tuple[str, int]]()
+
+    def use(name: tuple[str, int], engine: Engine) -> None:
+        assert [each for each in engines.running if not each.stopped] == [engine]
+        used.append(name)
+
+    timed = timed_by(engines, monkeypatch, tmp_path, use=use)
     assert engines.started == ["plain 0", "custom_class 3", "ngram 3", "draft_model 3", "draft_model 1"]
+    assert used == [PLAIN, FORCED, ("ngram", 3), ("head", 3), ("head", 1), PLAIN]
     assert (engines.most, len(engines.running)) == (2, 0)
     assert reach(np.log(costs_of(timed, *ROUND) / 1.9), 0.0) < 0.015
 

@@ -186,7 +186,7 @@ def test_no_step_begins_after_the_budget(step_s: float, budget: float) -> None:
     ("budget", "cells", "prefills", "late"),
     [
         (10_000, [(1, 8, 100), (1, 12, 100), (2, 8, 100), (2, 12, 100)], True, 0),
-        (120, [(1, 8, 6), (1, 12, 4)], True, 2),  # the first cells get the rounds that a GO needs
+        (120, [(1, 8, 8)], True, 3),  # the first cell gets most of it
         (40, [(1, 8, 3)], True, 3),
     ],
 )

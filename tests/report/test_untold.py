@@ -37,14 +37,14 @@ RECIPE = Recipe(
     lookups=("ngram",),
     draft_ms=6.0,
 )
-QUIET, BUSY, WAITING = 0.0, 0.81, "steps waited 81% of their time for a core"
+QUIET, NOISY, BUSY, WAITING = 0.0, 0.35, 0.81, "steps waited 81% of their time for a core"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[float, Run]:
     """The same run on a quiet and on a busy machine, by the share of waiting."""
     made = {}
-    for waiting in (QUIET, BUSY):
+    for waiting in (QUIET, NOISY, BUSY):
         run = write_run(tmp_path_factory.mktemp("untold") / "run", RECIPE)
         altered(run, environment=run.manifest.environment | Environment(timing_waiting=waiting))
         made[waiting] = Run.open(run.path)
@@ -152,3 +152,15 @@ def test_cpu_seconds_of_a_busy_machine_say_so_and_waiting_is_no_part_of_them(com
     times = step_times_of(lambda: Timed(None, (), (), 0.5, computed=computed), Silent())
     assert ([warning["code"] for warning in times.warnings], times.waiting) == ([code], kept)
     assert "50%" in times.warnings[0]["message"]
+
+
+def test_drafts_that_moderate_noise_does_not_tell_apart_are_in_the_order_of_tokens_per_round(runs: dict[float, Run]) -> None:
+    """Both are timed to a factor of 1.54, and one is faster than the other by less."""
+    quiet, noisy = (report_of(runs[waiting], "decision.min_speedup=1.2") for waiting in (QUIET, NOISY))
+    assert quiet.answer.draft == quiet.drafts[0].answer.draft == "ngram"
+    assert quiet.answer.speedup is not None
+    assert (noisy.answer.verdict, noisy.answer.speedup) == ("UNDECIDED", None)
+    assert [item.answer.draft for item in noisy.drafts] == ["most", "ngram"]
+    assert "step times do not tell ngram from most, which emits most tokens per round" in " ".join(
+        as_first_screen(noisy).split()
+    )

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from alphaprof.config.engines import VLLM, vllm_speculation
-from alphaprof.costs.steps import TARGET
+from alphaprof.costs.steps import PATH, TARGET
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS, autocorrelation, largest_error, round_mixes
 from alphaprof.profiling.engine.client import VllmEngine, no_method
 from alphaprof.profiling.engine.texts import model_arguments
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 Name = tuple[str, int]  # of a draft, and its speculative tokens
 PLAIN, FORCED = ("plain", 0), ("forced", 0)
-PATH = "path"  # engines that decode plainly as those with drafts do
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # variable of vLLM
 Kind = tuple[str, str, int]  # of a step: model, step and tokens, as in the latency table
 Row = dict[str, Any]  # of `ENGINE_COLUMNS`
@@ -125,6 +124,7 @@ def time_engines(
         if use is not None:
             if beside is not None:
                 beside.pause()
+                running.pause(False)
             use(name, running)
 
     free = free_memory()
@@ -181,7 +181,7 @@ class EngineTimes:
         self.paths: dict[Name, tuple[dict[str, Any], dict[str, str]]] = {}  # arguments and environment
         self._waits, self._waited_s = dict[VllmEngine, float | None](), 0.0
         self._proposed = list[float]()
-        self._seeds = iter(range(10**9))
+        self._readers, self._seeds = set[str](), iter(range(10**9))  # engines that have read prompts
 
     # What is timed.
 
@@ -276,7 +276,7 @@ class EngineTimes:
         about = {"start": self._start, "engine": name[0], "gamma": name[1], **facts}
         ask, plain = self._asking(engine, beside), self._asking(beside, engine) if beside is not None else None
         done, begun, turns = len(self._rows), time.monotonic(), 2 if name == PLAIN and not self._beside else 1
-        self._closes &= name != PLAIN or not self._read_by(PLAIN[0])
+        self._closes &= name != PLAIN or PLAIN[0] not in self._readers
         expected, whole_s = 0.0, sum(self._call_s[cell] for cell in self._asked) + 1e-9
         self._waited_s, self._until = 0.0, begun + self._pace * self._seconds(self._rounds, [name])
         for cell in self._asked:
@@ -295,9 +295,10 @@ class EngineTimes:
                 place = {"step": job.step, "tokens": job.tokens, "batch": cell[0], "context": self._held(cell[1])}
                 self._rows.append(about | place | {"rounds_ms": column, "plain_ms": both, "proposed": found})
         reading = name == PLAIN or (name[0] in self._drafts and self._drafts[name[0]].has_steps)
-        if reading and not self._read_by(name[0]) and name[0] not in dict(self._names):  # a draft's last engine is enough
+        if reading and name[0] not in {*self._readers, *dict(self._names)}:  # a draft's last engine is enough
+            self._readers.add(name[0])
             for length in prompt_lengths([min(asked, self._context - 2) for asked in self._costs.context]):
-                job = Job("prefill", length, partial(self._read, ask, length))
+                job = Job("prefill", length, partial(_read, ask, length, self._seeds))
                 ms = self._taken([job], MOST_PREFILLS, 1, READING * self._call_s[self._asked[0]])[:, 0]
                 place = {"step": "prefill", "tokens": length, "batch": 1, "context": 0}
                 self._rows.append(about | place | {"rounds_ms": ms, "plain_ms": None, "proposed": None})
@@ -306,11 +307,6 @@ class EngineTimes:
         for row in self._rows[done:]:
             row["waiting"] = None if math.isnan(waiting) else min(waiting, 1.0)
         self._keep(self.kept())
-
-    def _read_by(self, engine: str) -> bool:
-        """Return whether an engine has read prompts in this start."""
-        place = (engine, "prefill", self._start)
-        return any((row["engine"], row["step"], row["start"]) == place for row in self._rows)
 
     def kept(self) -> pa.Table:
         """Return all rounds of this start and those before it."""
@@ -382,9 +378,6 @@ class EngineTimes:
             return [step("draft", name[1], name[1])]
         return [step("lookup", 1, None)] if name[1] == self._gamma else []
 
-    def _read(self, ask: Callable[..., dict[str, float]], length: int) -> float:
-        return ask("prefill", length=length, seed=next(self._seeds))["ms"]
-
     # What follows from them.
 
     def timed(self) -> Timed:
@@ -417,6 +410,10 @@ class EngineTimes:
         waits = [(waiting * ms, ms) for waiting, ms in spent if waiting is not None]
         waiting = sum(each for each, _ in waits) / sum(ms for _, ms in waits) if waits else None
         return Timed(table, (), tuple(late), waiting, engines=self.kept())
+
+
+def _read(ask: Callable[..., dict[str, float]], length: int, seeds: Iterator[int]) -> float:
+    return ask("prefill", length=length, seed=next(seeds))["ms"]
 
 
 def _plain(row: Row, rows: Iterable[Row]) -> Array:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 WARM_UP, LEAST_WARM_UP = 3, 1
 SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
 MOST_PREFILLS = 5  # a prefill takes as long as many steps, and matters less
+FIRST_SHARE = 0.8  # of the budget: for the batch size and context that the verdict asks about
 PREFILL_SHARE = 0.1  # of the budget: kept for prefills, which come last
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 NORMAL = 1.96  # standard errors in half a 95% interval, for readers of one number
@@ -58,8 +59,6 @@ Job = TypeVar("Job")
 
 class BudgetSpent(NotTimed):
     """There was no time for what should be timed; the message says how long it takes."""
-
-    remedy = "raise costs.budget, free the machine, or use your engine's step times (docs/costs.md)"
 
 
 @dataclass(frozen=True)
@@ -194,8 +193,9 @@ def measure(
 
 
 class TimeBudget:
-    """Divides `costs.budget` among batch sizes and contexts, and what is left among prefills: what one part does not need
-    goes to the next. `wall_s`, `waited_s`: what rounds have taken, and what of it was waiting for a processor.
+    """Divides `costs.budget` among batch sizes and contexts, most of it to the first, which decides, and what is left among
+    prefills: what one part does not need goes to the next. `wall_s`, `waited_s`: what rounds have taken, and what of it was
+    waiting for a processor.
     """
 
     def __init__(self, costs: MeasuredCosts, tick: Callable[[float], None], waited_s: Callable[[], float]) -> None:
@@ -235,7 +235,8 @@ class TimeBudget:
         after the budget, so there may be fewer.
         """
         begun, waited = time.monotonic(), self._read_waited_s()
-        share = max(0.0, self._until - begun) / max(self._left - 1, 1)
+        part = FIRST_SHARE if self._left == self._parts > 2 else 1 / max(self._left - 1, 1)
+        share = max(0.0, self._until - begun) * part
         times: list[Array] = []
         for turn, order in enumerate(orders(blocks)):
             enough = len(times) >= least and (time.monotonic() - begun >= share or sure(np.array(times)))

@@ -21,6 +21,7 @@ from alphaprof.report.formats.conclusion import NAME, conclusion
 from alphaprof.report.loads import OFF, AtLoad
 from alphaprof.report.notes import once_a_code
 from alphaprof.report.sections import ALL, NAMES
+from alphaprof.report.sections.times import path_lines
 from alphaprof.report.serving import paste_formats
 from alphaprof.report.verdict import MIDDLE, beside
 from alphaprof.report.wording import on_for, throughput_of
@@ -175,12 +176,24 @@ def _times(report: Report) -> str:
     load = "one sequence" if conditions.concurrency == 1 else f"{conditions.concurrency} sequences"
     where = f"{load} at a time, context {cost.context:.0f}"
     if cost.source == "measured":
-        return f"Hugging Face on this machine, not your engine: {where}, {cost.device}"
+        return f"Hugging Face on this machine, not your engine: {where}, {cost.device}{_rounds(report, cost)}"
+    path = "".join(f"; {line}" for line in path_lines(cost))
     if cost.source == "vllm":
-        return f"{where}, {cost.device}; {cost.engine} on this machine"
+        return f"{where}, {cost.device}; {cost.engine} on this machine{_rounds(report, cost)}{path}"
     if cost.source == "table":
-        return f"{where}; from your table {cost.device}"
+        return f"{where}; from your table {cost.device}{path}"
     return f"{where}; computed by a roofline of {cost.device} (x/÷ {cost.factor:.2f}): not measured"
+
+
+def _rounds(report: Report, cost: Cost) -> str:
+    """Return how many rounds step times are of, how they spread, and for how much of the time steps waited for a core."""
+    decode = next((each for each in cost.spread if each.step == "decode"), None)
+    if decode is None:
+        return ""
+    around = f"{fmt.number(decode.p10_ms, 1)} to {fmt.number(decode.p90_ms, 1)} ms"
+    around += f" in 80% of {fmt.many(cost.rounds or 0, 'round')}"
+    waiting = report.run.environment.get("timing_waiting")
+    return f"; a decode step {around}" + (f", {fmt.percent(waiting)} waiting" if waiting else "")
 
 
 def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> fmt.Number:

@@ -50,6 +50,7 @@ def draw(report: RunReport) -> Iterator[Block]:
     columns = ("ms", "of T(1)", *(("mean", "10%", "90%") if spreads else ()))
     taken = f", medians of {fmt.many(cost.rounds, 'round')}" if cost.rounds else ""
     yield Table(f"step times at {cost.context:.0f} tokens of context{taken}", columns, rows, named="step")
+    yield from path_lines(cost)
     for item in cost.memory:
         weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
         cache = f"{item.kv_bytes_per_token / 1e3:.1f} kB of cache a token"
@@ -60,6 +61,12 @@ def draw(report: RunReport) -> Iterator[Block]:
     if cost.others:
         models = ", ".join(map(fmt.short, cost.others))
         yield f"the table has rows of {models}, which this run does not have: they are not used"
+
+
+def path_lines(cost: Cost) -> Iterator[str]:
+    """Yield what the path alone costs that drafts need, which every speedup includes."""
+    for draft, more in cost.path_overhead.items():
+        yield f"the path that {draft} needs costs {fmt.percent(more)} alone: plain decoding there, over that of today"
 
 
 def _origin(cost: Cost) -> Iterator[str]:
