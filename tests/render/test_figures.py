@@ -99,7 +99,7 @@ def test_the_first_figure_shows_each_domain_with_the_bounds_that_decide(reports:
     assert marks(front, "oXD") == [value.value for value in known]
     assert bars(front) == [(max(value.low, low), min(value.high, high)) for value in known]
     dashed = [line.get_xdata()[0] for line in behind.lines if line.get_linestyle() == "--"]
-    assert dashed == ([report.traffic.min_speedup] if timed else [])
+    assert dashed == ([report.traffic.min_speedup] * len(drawing.said) if timed else [])
     for item, said in zip(report.domains, drawing.said, strict=False):
         assert said.startswith(item.answer.domain)
         assert item.answer.verdict in said

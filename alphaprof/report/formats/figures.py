@@ -213,10 +213,8 @@ def _draw_rows(
     above.set(xticks=[], zorder=5)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{unit}")
-    if unit:
-        axes.axvline(1, color=DIM, linewidth=1)
-    if line is not None:
-        axes.axvline(line, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    upright: list[tuple[float, dict[str, Any]]] = [(1, {"color": DIM, "linewidth": 1})] if unit else []
+    upright += [(line, {"color": INK, "linewidth": 1.2, "linestyle": (0, (3, 1.5))})] if line is not None else []
     words = max((len(row.verdict) for row in rows), default=0)
     names = any(row.beside for row in rows)
     y = 0.0
@@ -230,6 +228,8 @@ def _draw_rows(
         if row.verdict:
             color = COLORS[row.verdict.rstrip(ALONE).lower()]
             sheet.text(WIDTH, base, row.verdict, ha="right", color=color, weight="bold")
+        for value, look in upright:  # beside the marks alone, and through no word
+            axes.plot([value, value], [y + LINE + 2, y + LINE + PITCH * len(row.marks) + 5], **look)
         for place, mark in enumerate(row.marks):
             _draw_mark(above, y + LINE + 6 + PITCH * place, mark, ends)
         y += LINE + PITCH * len(row.marks) + 6

@@ -98,7 +98,7 @@ def _what_was_run(report: Report) -> str:
 
 def _about(report: Report) -> Iterator[str]:
     """Yield the draft, its speedup and the threshold; the domains on which alone it is faster; and, if nothing is
-    decided, what would decide it.
+    decided, why.
     """
     answer, traffic = report.answer, report.traffic
     needed = f"threshold {traffic.min_speedup:g}x"
@@ -119,11 +119,7 @@ def _about(report: Report) -> Iterator[str]:
     yield from on_for(report)
     if stop and not report.run.draft_models[answer.draft].own_path:
         yield f"with p_min every speedup is the {MIDDLE}; its interval encloses both ends"
-    if answer.verdict != "UNDECIDED":
-        return
-    if answer.documents_needed is not None:
-        yield f"next: profile {fmt.count(answer.documents_needed)} documents for an 80% chance of a verdict"
-    else:
+    if answer.verdict == "UNDECIDED" and answer.documents_needed is None:  # else the conclusion says how many it takes
         yield answer.reason
 
 
