@@ -14,22 +14,28 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import GenerationConfig, LlamaForCausalLM
+from transformers.generation import candidate_generator
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from alphaprof.config.options import TargetOptions
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
+from alphaprof.profiling.models.draft import Arrays
 from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
-from alphaprof.profiling.scoring.scorer import Extras, Scorer, by_document, position_table
+from alphaprof.profiling.scoring.scorer import Extras, Scorer, position_table
 from alphaprof.profiling.texts.continuations import Continuation, continuation_table
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import read
 from alphaprof.run.schema import LogRules
 from alphaprof.totals.count import TotalsRequest, Traced
-from tests.eagle import Recomputing, config, loaded, target, tensors, written
+from tests.eagle import VOCABULARY, Recomputing, config, loaded, target, tensors, written
 from tests.loops import each
 from tests.profiling import modules
 from tests.profiling.test_golden_head import GOLDEN, SIZE, TEXTS
+from tests.profiling.test_huggingface import recorded_rounds
 from tests.profiling.test_mtp import greedy, parts_of, recomputed
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -78,14 +84,19 @@ def of_eagle(folder: Path, model: Model, known: list[int], features: torch.Tenso
     return following, naive.ids
 
 
-def logged(draft: HeadDraft, text: list[int], prompt: int, gamma: int, p_min: float) -> Rounds:
-    """The same by the log of the head."""
+def scored(draft: HeadDraft, text: list[int], prompt: int) -> tuple[Continuation, Arrays]:
+    """A greedy text and its columns."""
     ids = np.array(text, dtype=np.int32)
     document = Document(0, "a", None, 0, 0, ids[:prompt], None, False, len(text), "greedy", True, None, 7)
-    item, facts = Continuation(document, ids[prompt:], "length"), draft.facts()
+    item = Continuation(document, ids[prompt:], "length")
     scorer = Scorer(draft.target, [draft], draft.vocabulary, extras=Extras.of(["strict"], certificates=False))
-    rows = by_document([item], scorer.score([item])[draft.name])
-    table = position_table([item], rows, LogRules(("strict",)).of(facts), draft.name, starts_matter=True)
+    return item, scorer.score([item])[draft.name]
+
+
+def logged(draft: HeadDraft, text: list[int], prompt: int, gamma: int, p_min: float) -> Rounds:
+    """The same by the log of the head."""
+    (item, rows), facts = scored(draft, text, prompt), draft.facts()
+    table = position_table([item], {0: rows}, LogRules(("strict",)).of(facts), draft.name, starts_matter=True)
     found = Traced.of(table, continuation_table([item]), facts, TotalsRequest(["strict"], [gamma], p_min)).rounds(gamma)
     accepted = np.minimum(found.accepted, len(text) - prompt - found.at)
     return list(zip(found.at.tolist(), found.drafted.tolist(), accepted.tolist(), strict=True))
@@ -118,6 +129,67 @@ def test_rounds_of_eagle_3_that_stop_are_those_of_a_decoder_that_recomputes(tmp_
     assert sum(drafted < 2 for _, drafted, _ in every) > 200
     # Stopped on a path of their own, which the text's tokens would not have known.
     assert sum(accepted + 1 < drafted < 5 for _, drafted, accepted in every) > 20
+
+
+class Assistant(LlamaForCausalLM):
+    """A head as Hugging Face's assisted generation takes a draft: a causal language model. `begun`: the tokens so far where
+    candidates were asked for; `path`: the drafts since then (None: it was not run).
+    """
+
+    following: Next
+    ids: list[int]
+    begun: int
+    path: list[int] | None = None
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutputWithPast:
+        logits = torch.full((1, 1, VOCABULARY), -torch.inf)
+        self.path = [] if self.path is None else [*self.path, int(input_ids[0, -1])]
+        logits[0, 0, self.ids] = self.following(self.begun, self.path).float()
+        return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def test_rounds_that_stop_are_those_of_assisted_generation_with_the_head_as_assistant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ends a round after the token that is less probable than its threshold."""
+    model, described, limit, prompt = target(2), config(), 40, 5
+    folder = written(tmp_path, described, tensors(described, seed=3))
+    draft, known = loaded(folder, model, (5,)), greedy(model.network, torch.tensor([[2, 1, 3, 2, 5]]), limit)[0].tolist()
+    states = model.network(torch.tensor([known]), output_hidden_states=True).hidden_states
+    features = torch.cat([states[layer][0] for layer in draft.network.layers], -1)
+    assistant = Assistant(model.network.config)
+    assistant.following, assistant.ids = of_eagle(folder, model, known, features, torch.float32)
+    item, rows = scored(draft, known, prompt)
+    get = AssistedCandidateGenerator.get_candidates
+
+    def spy(self: Any, input_ids: torch.Tensor, **named: Any) -> Any:
+        assistant.begun, assistant.path = input_ids.shape[1], None
+        return get(self, input_ids, **named)
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "get_candidates", spy)
+    monkeypatch.setattr(candidate_generator, "is_sklearn_available", lambda: False)  # it would adapt the threshold
+    odds = np.log(rows["draft_top_prob"]) - np.log1p(-rows["draft_top_prob"])
+    odds = np.stack([odds, *(rows[f"draft_log_odds_{depth}"].astype(float) for depth in range(2, 6))], 1)
+    stopped = behind = 0
+    for p_min in P_MINS[1:]:
+        settings = {"assistant_confidence_threshold": p_min, "num_assistant_tokens_schedule": "constant"}
+        assistant.generation_config = GenerationConfig(num_assistant_tokens=5, use_cache=False, pad_token_id=0, **settings)
+        text, rounds = recorded_rounds(
+            model.network, item.document, AssistedCandidateGenerator, limit, assistant_model=assistant
+        )
+        assert text == known[prompt:]
+        at, expected = 0, []
+        while at < limit:
+            sure = [*(odds[at] >= math.log(p_min / (1 - p_min))).tolist(), False].index(False)
+            drafted = min(5, limit - at - 1, sure + 1)
+            right = min(int(rows["accepted_run"][at]), drafted)
+            expected.append((drafted, min(right, limit - at - 1)))
+            stopped, behind = stopped + (sure < 4), behind + (right + 1 < drafted <= sure + 1 < 5)
+            at += right + 1
+        assert rounds == expected
+    assert stopped > 20
+    assert behind > 3
 
 
 @modules.NEEDS_MTP
