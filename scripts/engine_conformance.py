@@ -23,6 +23,7 @@ import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 GAMMA, SCHEDULE = 4, ((1, 8, 4), (9, 64, 0))
 DROPPED = "ignored: the schedule"
@@ -61,7 +62,7 @@ def cases(folder: Path) -> None:
                     | {
                         "kind": kind,
                         "has_distribution": not lookup,
-                        "in_one_step": kind in ("dflash", "p_eagle", "pard"),
+                        "in_one_step": kind in ("dflash", "dspark", "p_eagle", "pard"),
                         "settings": {"min_ngram": 2, "max_ngram": 4} if lookup else {},
                         "method_in": lambda asked, kind=kind: asked.methods.get(kind),
                     }
@@ -88,7 +89,7 @@ def cases(folder: Path) -> None:
     print(f"{len(found)} cases")
 
 
-HEADS = ("eagle3", "p_eagle", "pard", "dflash")
+HEADS = ("eagle3", "p_eagle", "pard", "dflash", "dspark")
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}  # as SafeAILab and SpecForge write it
 EAGLE3_KEPT = ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")
 MTP = {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_nextn_predict_layers": 2}
@@ -105,7 +106,12 @@ def vllm() -> Check:
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
         options = ["--model", case["target"], "--max-num-seqs", "64", "--enforce-eager", "--max-model-len", "128", *more]
         engine = EngineArgs.from_cli_args(parser.parse_args([*options, "--speculative-config", text or case["text"]]))
-        made = engine.create_engine_config()
+        alone = case["kind"] == "dspark"  # only V2 runs it, which a CPU without Triton would not choose
+        v2 = patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER="1"), patch("vllm.config.vllm.HAS_TRITON", True, create=True)
+        with contextlib.ExitStack() as stack:
+            for each in v2 if alone else ():
+                stack.enter_context(each)
+            made = engine.create_engine_config()
         found = made.speculative_config
         words = [f"{found.method}, {found.num_speculative_tokens} tokens", found.draft_sample_method]
         words.append(found.rejection_sample_method)

@@ -24,7 +24,7 @@ class Method:
     `name`: its word for it; `rules`: that it applies; `whole`: those that draw drafts need one with all of the target's
     tokens; `schedule`: it can draft fewer tokens in a larger batch; `multiples`: more drafts than the target has modules
     must be a multiple of them; `runner`: which part of the engine runs it, if it has two; `options`: what else it must be
-    told.
+    told; `sized`: an option that it needs gamma in, too; `confident`: what stops its drafts is a confidence of their own.
     """
 
     name: str
@@ -34,6 +34,8 @@ class Method:
     multiples: bool = False
     runner: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    sized: str = ""
+    confident: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ VLLM = Engine(
         "eagle3": replace(_HEAD, name="eagle3"),
         "mtp": replace(_HEAD, name="mtp", multiples=True),
         "dflash": replace(_HEAD, name="dflash"),
+        "dspark": replace(_HEAD, name="dspark"),
         "p_eagle": replace(_PARALLEL, name="eagle3"),
         "pard": replace(_PARALLEL, name="draft_model"),
     },
@@ -99,6 +102,7 @@ SGLANG = Engine(
         "eagle3": Method("EAGLE3", EVERY, whole=True, schedule=True),
         "mtp": Method("NEXTN", EVERY, whole=True, schedule=True),
         "dflash": Method("DFLASH"),  # takes both options of rejection sampling, and drafts greedily all the same
+        "dspark": Method("DSPARK", EVERY, sized="--speculative-dspark-block-size"),
     },
     {
         **_AS_STARTED,
@@ -114,6 +118,7 @@ SGLANG_OLDER = replace(
     methods={
         kind: replace(method, rules=tuple(rule for rule in method.rules if rule != "block"))
         for kind, method in SGLANG.methods.items()
+        if kind != "dspark"
     },
 )
 LLAMACPP = Engine(
@@ -124,6 +129,7 @@ LLAMACPP = Engine(
         "eagle3": Method("draft-eagle3"),
         "mtp": Method("draft-mtp", DRAWN),
         "dflash": Method("draft-dflash"),
+        "dspark": Method("draft-dspark", confident=True),
     },
     {**_AS_STARTED, "lossless": {"--spec-draft-sampling": "probabilistic"}},
     stops=True,

@@ -15,7 +15,7 @@ from alphaprof.config.model_files import CONFIG, MISTRAL, WEIGHTS, ModelFiles, g
 from alphaprof.errors import ModelUnloadable
 
 REDUCED = "draft_vocab_size"  # ids that an EAGLE-3 head has logits of
-NESTED = "dflash_config"  # settings of z-lab's DFlash
+NESTED = "dflash_config", "dspark_config"  # settings of DFlash, DFlash2 and DSpark
 MASKS = ("mask_token_id", "ptd_token_id")  # what tells the config of a P-EAGLE head from that of EAGLE-3
 MODULES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 SLIDING = "sliding_attention"  # a layer type of transformers
@@ -52,8 +52,8 @@ EAGLE = DraftForm("eagle", "EAGLE-1 or EAGLE-2", "eagle1", joins=True)
 EAGLE3 = DraftForm("eagle3", "EAGLE-3", "eagle3", wide=True)
 P_EAGLE = DraftForm("p-eagle", "P-EAGLE", "p_eagle", wide=True, one_pass=True)
 DFLASH = DraftForm("dflash", "DFlash", "dflash", one_pass=True, block=True)
-DSPARK = DraftForm("dspark", "DSpark", one_pass=True, block=True, from_anchor=True)
-DFLASH2 = DraftForm("dflash2", "DFlash2", counted=False)
+DSPARK = DraftForm("dspark", "DSpark", "dspark", one_pass=True, block=True, from_anchor=True)
+DFLASH2 = DraftForm("dflash2", "DFlash2", "dflash", one_pass=True, block=True)
 GEMMA = DraftForm("gemma4 assistant", "an assistant of Gemma 4", counted=False)
 MEDUSA = DraftForm("medusa", "Medusa", counted=False)
 # By what architectures, types and names of groups say, in this order; and by what their tensors are called.
@@ -227,7 +227,7 @@ def causal_layers(config: Mapping[str, Any], types: Sequence[str]) -> list[bool]
     """
     sliding, given = [kind == SLIDING for kind in types], config.get("is_causal")
     if given is None and not config.get("speculators_model_type"):
-        given = _group(config.get(NESTED)).get("causal")
+        given = nested_of(config).get("causal")
     elif given is None and config.get("sliding_window_non_causal"):
         given = False
     return sliding if given is None else [bool(given)] * len(sliding)
@@ -235,7 +235,12 @@ def causal_layers(config: Mapping[str, Any], types: Sequence[str]) -> list[bool]
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return all settings of a head: those of its layers and of `NESTED` beside its own."""
-    return {**config, **_group(layer_of(config)), **_group(config.get(NESTED))}
+    return {**config, **_group(layer_of(config)), **nested_of(config)}
+
+
+def nested_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a drafter that its config keeps apart."""
+    return {key: value for name in NESTED for key, value in _group(config.get(name)).items()}
 
 
 def _group(value: object) -> Mapping[str, Any]:

@@ -243,14 +243,11 @@ class PardDraft(HeadFileOptions):
     kind: Literal["pard"]
 
 
-class DFlashDraft(HeadFileOptions):
-    """A DFlash drafter. Unless all of its layers are causal, the rows of a block read each other, and each γ is a draft of
-    its own.
-    """
+class BlockDraft(HeadFileOptions):
+    """Base of drafters that draft a block of rows in one pass."""
 
-    loader = "alphaprof.profiling.heads.dflash:load_dflash"
+    loader = "alphaprof.profiling.heads.dflash_files:load_block"
     hints = MappingProxyType({"block": "write gamma: K, the drafts per round; the rows of a block follow from the files"})
-    kind: Literal["dflash"]
     gamma: Annotated[Whole, Field(ge=1, le=GAMMA_LIMIT)] | None = Field(
         None,
         description="drafted tokens per round, as an engine is asked for them; gammas must contain it; default: the block "
@@ -261,6 +258,20 @@ class DFlashDraft(HeadFileOptions):
         """Yield the problem of two limits."""
         if self.gamma is not None and self.depths is not None:
             yield "gamma and depths exclude each other: gamma where rows read each other, depths where all layers are causal"
+
+
+class DFlashDraft(BlockDraft):
+    """A DFlash or DFlash2 drafter. Unless all of its layers are causal, the rows of a block read each other, and each γ is a
+    draft of its own.
+    """
+
+    kind: Literal["dflash"]
+
+
+class DSparkDraft(BlockDraft):
+    """A DSpark drafter: as of DFlash, and each token is chosen by the one before it, too."""
+
+    kind: Literal["dspark"]
 
 
 class Eagle1Draft(HeadFileOptions):
@@ -290,6 +301,7 @@ DRAFTS: list[type[DraftOptions]] = [
     PEagleDraft,
     PardDraft,
     DFlashDraft,
+    DSparkDraft,
     Eagle1Draft,
     MtpDraft,
 ]

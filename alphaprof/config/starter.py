@@ -16,6 +16,7 @@ from alphaprof.config.model_files import ModelFiles, context_of
 from alphaprof.errors import OptionInvalid
 
 KINDS = {  # of drafts that are not models by themselves, by their names, where their files are not here
+    "dspark": re.compile(r"dspark|dflash_.*_block7$", re.IGNORECASE),  # as DeepSeek calls its DSpark files of rank 0
     "dflash": re.compile(r"dflash", re.IGNORECASE),
     "p_eagle": re.compile(r"p-?eagle", re.IGNORECASE),
     "pard": re.compile(r"pard[-_]", re.IGNORECASE),
@@ -83,7 +84,7 @@ def _draft(draft: str) -> dict[str, Any]:
     require_kind(draft, kind, found)
     options: dict[str, Any] = {"kind": kind, "model": draft}
     types = settings_of(config).get("layer_types") or [""]
-    if form is DFLASH and not all(causal_layers(config, types)):
+    if form.block and not all(causal_layers(config, types)):
         options["gamma"] = longest_block({"block_size": BLOCK + 1} | config, form)  # whose rows read each other
     return options
 

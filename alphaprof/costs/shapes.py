@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alphaprof.config.heads import NESTED, REDUCED, DraftForm, draft_form, layer_of
+from alphaprof.config.heads import REDUCED, DraftForm, draft_form, layer_of, settings_of
 from alphaprof.costs.layers import EXPERTS, MIXTURES, STATE_BYTES, USED, Layer, decoder_of, first_of, layers_of
 from alphaprof.costs.quantization import quantization_of
 
@@ -125,7 +125,8 @@ class ModelShape:
 
         EAGLE-3: the first layer reads embedding and state side by side, three states of the target enter through one matrix,
         and logits are of `REDUCED` ids. EAGLE: one matrix reads both in each step. DFlash: as many states enter as the
-        config names. Without `REDUCED` logits are by the target's matrix. Raises `LookupError` for configs that lack a
+        config names; beside its layers stand thin matrices, those that look up tokens not counted. Without `REDUCED` logits
+        are by the target's matrix. Raises `LookupError` for configs that lack a
         number.
         """
         layer = layer_of(config)
@@ -143,8 +144,12 @@ class ModelShape:
         elif form.joins:
             own, entering = own + 2 * hidden**2, 0
         else:
-            ids = first_of({**config, **(config.get(NESTED) or {})}, "target_layer_ids", "aux_hidden_state_layer_ids")
+            settings = settings_of(config)
+            ids = first_of(settings, "target_layer_ids", "aux_hidden_state_layer_ids")
             entering = len(ids or layers) * states
+            own += (settings.get("markov_rank") or 0) * vocabulary + (settings.get("selector_rank") or 0) * hidden
+            kernels = 2 * (settings.get("conv_kernel_size") or 0) * hidden  # of a convolution, which a row changes by group
+            own += len(layers) * 2 * kernels * (1 + hidden // (settings.get("conv_group_size") or hidden))
         logits = hidden * vocabulary
         parameters = own + entering + logits
         shape = cls(

@@ -293,6 +293,7 @@ DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
     "z-lab": (DFLASH, "dflash"),
     "speculators": (NESTED_LAYERS, "dflash"),
     "dspark": (LAYERS | {"architectures": ["Qwen3DSparkModel"], "block_size": 16, "target_layer_ids": [1, 9]}, "dspark"),
+    "dflash2": (DFLASH | {"architectures": ["DFlash2DraftModel"]}, "dflash2"),
 }
 
 
@@ -314,7 +315,7 @@ def test_a_draft_is_what_its_config_says(name: str, console_script: Runner, tmp_
     assert found["draft_kind"] == kind
     assert f"{kind} of " in found["read"][1]
     assert bool(found["draft_first_ms"]) == (kind != "model")
-    assert (found["draft_ms"] == 0) == (kind in ("p-eagle", "pard", "dflash", "dspark"))
+    assert (found["draft_ms"] == 0) == (kind in ("p-eagle", "pard", "dflash", "dspark", "dflash2"))
 
 
 def test_both_layouts_of_a_block_drafter_cost_the_same_pass(console_script: Runner, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def not_seen(to: str, kind: str, rule: str) -> bool:
     """What only the source shows: llama.cpp's library calls `spec_retune` in draft-simple and draft-mtp alone, and vLLM 0.29
     reads rejection_sample_method in its V2 runner alone.
     """
-    return to == "llamacpp-args" and kind in ("eagle3", "dflash") and rule == "lossless"
+    return to == "llamacpp-args" and kind in ("eagle3", "dflash", "dspark") and rule == "lossless"
 
 
 def test_what_engines_refuse_or_drop_was_seen() -> None:

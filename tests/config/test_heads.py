@@ -226,7 +226,14 @@ def test_a_starter_file_asks_for_a_gamma_where_rows_read_each_other(tmp_path: Pa
     assert found["drafts"]["dflash"] == {"kind": "dflash", "model": "mixed", "gamma": 11}
     assert found["drafts"]["dflash2"] == {"kind": "dflash", "model": "causal"}
     assert found["gammas"] == [1, 2, 3, 4, 5, 6, 7, 8, 11]
-    spark = written(tmp_path / "spark", {"architectures": ["Qwen3DSparkModel"]}, DFLASH)
-    with pytest.raises(ModelUnloadable, match="DSpark, which is not measured here"):
-        write_profile("target", [str(spark)], {"d": source}, tmp_path / "q.yaml")
-    assert not (tmp_path / "q.yaml").exists()
+    written(tmp_path / "spark", {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "markov_rank": 0}, DFLASH)
+    hub = "deepseek-ai/dflash_qwen3_8b_block7"
+    write_profile("target", [str(tmp_path / "spark"), hub], {"d": source}, tmp_path / "q.yaml")
+    assert list(yaml.safe_load((tmp_path / "q.yaml").read_text())["drafts"].values())[:2] == [
+        {"kind": "dspark", "model": "spark", "gamma": 7},
+        {"kind": "dspark", "model": hub},
+    ]
+    medusa = written(tmp_path / "medusa", {"architectures": ["MedusaModel"]}, ())
+    with pytest.raises(ModelUnloadable, match="Medusa, which is not measured here"):
+        write_profile("target", [str(medusa)], {"d": source}, tmp_path / "r.yaml")
+    assert not (tmp_path / "r.yaml").exists()

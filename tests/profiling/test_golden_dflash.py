@@ -257,7 +257,7 @@ def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: P
 
 RELATIVES: dict[str, dict[str, Any]] = {  # changes of its config.json, by words of the refusal
     "its config.json is that of DSpark": {"architectures": ["DSparkDraftModel"]},
-    "its config.json is that of DFlash2": {"architectures": ["DFlash2DraftModel"]},
+    "no valid conv_kernel_size, conv_group_size, selector_rank": {"architectures": ["DFlash2DraftModel"]},
     "with attention sinks": {"dflash_config": {"attention_sink_bias": True}},
     "with attention_value_scale": {"attention_value_scale": 0.612},
     "dflash_config has projector, which is unsupported": {"dflash_config": {"projector": True}},
@@ -266,12 +266,12 @@ RELATIVES: dict[str, dict[str, Any]] = {  # changes of its config.json, by words
 }
 
 
-def changed(folder: Path, changes: dict[str, Any]) -> str:
-    """The drafter in a new folder, with another config.json."""
-    config = json.loads((DRAFTER / "config.json").read_text())
+def changed(folder: Path, changes: dict[str, Any], drafter: Path = DRAFTER) -> str:
+    """A drafter in a new folder, with another config.json."""
+    config = json.loads((drafter / "config.json").read_text())
     config |= {key: config[key] | value if isinstance(value, dict) else value for key, value in changes.items()}
     folder.mkdir()
-    (folder / "model.safetensors").symlink_to(DRAFTER / "model.safetensors")
+    (folder / "model.safetensors").symlink_to(drafter / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
@@ -280,7 +280,7 @@ def changed(folder: Path, changes: dict[str, Any]) -> str:
 def test_its_relatives_are_refused_by_name_with_what_can_be_done(words: str, stories15m: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelUnloadable, match=words) as refused:
         profiled(tmp_path / "out", stories15m, PROMPTS[:1], 7, model=changed(tmp_path / str(len(words)), RELATIVES[words]))
-    assert any(word in str(refused.value.hint) for word in ("import", "target", "complete checkpoint"))
+    assert any(word in str(refused.value.hint) for word in ("import", "target", "complete checkpoint", "kind: dspark"))
 
 
 def test_rows_that_propose_the_token_behind_them_are_one_less(run: Run, stories15m: Path, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Trained DFlash drafters with sliding windows on stories15M: whole drafts and rounds are those of a plain decoder."""
+"""Trained block drafters on stories15M: whole drafts and rounds are those of a plain decoder, whose rounds are those of
+z-lab's generator (DFlash with windows, DFlash2) or of DeepSpec's evaluator (DSpark).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from alphaprof.config.heads import recognized
 from alphaprof.config.load import load_profile
+from alphaprof.config.options import ModelOptions
+from alphaprof.costs.shapes import ModelShape
+from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.decoding.drafters import HeadDrafter
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.attention import Reach
+from alphaprof.profiling.heads.dflash import Walked
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
@@ -23,27 +31,29 @@ from alphaprof.profiling.timing.steppers import read
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
 from tests.loops import each
-from tests.profiling.test_golden_dflash import profiled, recorded
+from tests.profiling.test_golden_dflash import changed, profiled, recorded
 from tests.profiling.test_golden_head import rounds
 
 pytestmark = pytest.mark.demo_model
 GOLDEN = Path(__file__).parent.parent / "golden"
 NAMES = {name: GOLDEN / f"dflash_windows_{name}_stories15m" for name in ("mixed", "all")}
+NAMES |= {name: GOLDEN / f"{name}_stories15m" for name in ("dflash2", "dspark")}
 TEXTS = {name: json.loads((folder / "rounds.json").read_text())["texts"] for name, folder in NAMES.items()}
 of_each = pytest.mark.parametrize("name", NAMES)
 
 
 def asked(name: str, folder: Path, target: Path, *gammas: int, **draft: Any) -> Run:
     prompts, size = [text["prompt"] for text in TEXTS[name]], len(TEXTS[name][0]["text"])
-    return profiled(folder, target, prompts, *gammas, tokens=size, **({"model": str(NAMES[name])} | draft))
+    kind = "dspark" if name == "dspark" else "dflash"
+    return profiled(folder, target, prompts, *gammas, tokens=size, **({"kind": kind, "model": str(NAMES[name])} | draft))
 
 
 @pytest.fixture(scope="module")
 def runs(stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Where a layer is not causal, each γ is a draft; else one draft has all of them."""
     folder = tmp_path_factory.mktemp("windows")
-    mixed = asked("mixed", folder / "mixed", stories15m, 3, 7)
-    return {"mixed": mixed, "all": asked("all", folder / "all", stories15m, 7, gamma=None, depths=7)}
+    of_blocks = {name: asked(name, folder / name, stories15m, 3, 7) for name in NAMES if name != "all"}
+    return {**of_blocks, "all": asked("all", folder / "all", stories15m, 7, gamma=None, depths=7)}
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +70,16 @@ def loaded(runs: dict[str, Run]) -> dict[str, tuple[Model, dict[int, HeadDraft]]
 
 @torch.inference_mode()
 def drafted(target: Model, network: Any, text: dict[str, Any], gamma: int) -> list[list[Any]]:
-    """What one pass over a text drafts in the recorded rounds: where each starts, and all of its tokens."""
+    """What one pass over a text drafts in the recorded rounds, which read what they draft: where each starts, and all of its
+    tokens.
+    """
     prompt, starts = len(text["prompt"]), [start for start, _ in text["drafts"][str(gamma)]]
     ids, features = read(target, network, np.array([*text["prompt"], *text["text"]], dtype=np.int32))
-    states = network.states(ids[None, :-1], features[None], gamma, 0)
-    tops = torch.stack([network.logits(each[0], depth).argmax(1) for depth, each in enumerate(states, 1)], 1)
-    return [[start, tops[prompt + start - 2].tolist()] for start in starts]
+    states, tops = network.states(ids[None, :-1], features[None], gamma, 0), list[torch.Tensor]()
+    for depth in range(1, gamma + 1):
+        state = states.send(tops[-1][None]) if tops and isinstance(network, Walked) else next(states)
+        tops.append(network.logits(state[0], depth).argmax(1))
+    return [[start, torch.stack(tops, 1)[prompt + start - 2].tolist()] for start in starts]
 
 
 @of_each
@@ -75,10 +89,10 @@ def test_one_pass_has_the_recorded_rounds_and_all_of_their_drafts(
 ) -> None:
     run, texts, (target, drafts) = runs[name], TEXTS[name], loaded[name]
     assert run.continuations(0)["continuation_ids"].to_pylist() == [text["text"] for text in texts]
-    draft = drafts[gamma if name == "mixed" else 7]
+    draft = drafts[7 if name == "all" else gamma]
     assert [drafted(target, draft.network, text, gamma) for text in texts] == [text["drafts"][str(gamma)] for text in texts]
     assert rounds(run, gamma, draft.name) == [recorded(text, gamma) for text in texts]
-    assert draft.facts().lengths([1, 3, 7]) == ([gamma] if name == "mixed" else [1, 3, 7])
+    assert draft.facts().lengths([1, 3, 7]) == ([1, 3, 7] if name == "all" else [gamma])
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -96,7 +110,7 @@ def test_real_decoding_has_the_recorded_rounds_and_all_of_their_drafts(
         return proposal
 
     monkeypatch.setattr(HeadDrafter, "propose", spy)
-    engine = Speculation(target, drafts[gamma if name == "mixed" else 7], parse_rule("strict"), gamma)
+    engine = Speculation(target, drafts[7 if name == "all" else gamma], parse_rule("strict"), gamma)
     for text in TEXTS[name][:2]:
         proposed.clear()
         found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
@@ -108,22 +122,131 @@ def test_real_decoding_has_the_recorded_rounds_and_all_of_their_drafts(
         assert proposed[0] == whole[0]
 
 
-WRONG: dict[str, tuple[str, Callable[[tuple[Reach, ...]], tuple[Reach, ...]], int]] = {
-    # Of which drafter, how each layer would see, and how many of the whole drafts of the first text stay at γ 7
-    "window ignored": ("mixed", lambda reach: tuple(replace(item, window=None) for item in reach), 6),
-    "window one wider": ("mixed", lambda reach: (replace(reach[0], window=17), reach[1]), 25),
-    "window on the full layer too": ("mixed", lambda reach: (reach[0], replace(reach[1], window=16)), 0),
-    "sliding layer not causal": ("mixed", lambda reach: (replace(reach[0], causal=False), reach[1]), 17),
-    "full layer causal too": ("mixed", lambda reach: (reach[0], replace(reach[1], causal=True)), 23),
-    "not causal": ("all", lambda reach: tuple(replace(item, causal=False) for item in reach), 10),
-    "no window at all": ("all", lambda reach: tuple(replace(item, window=None) for item in reach), 2),
+def seen(change: Callable[[tuple[Reach, ...]], tuple[Reach, ...]]) -> Callable[[Any], Any]:
+    return lambda network: network.changed(reach=change(network.reach))
+
+
+def without(network: Any, method: str, answer: Callable[..., Any]) -> Any:
+    """The same with a method that does nothing of its own."""
+    return network.changed(**{method: answer})
+
+
+WRONG: dict[str, tuple[str, Callable[[Any], Any], int]] = {
+    # Of which drafter, how it would be read, and how many of the whole drafts of the first text stay at γ 7
+    "window ignored": ("mixed", seen(lambda reach: tuple(replace(item, window=None) for item in reach)), 6),
+    "window one wider": ("mixed", seen(lambda reach: (replace(reach[0], window=17), reach[1])), 25),
+    "window on the full layer too": ("mixed", seen(lambda reach: (reach[0], replace(reach[1], window=16))), 0),
+    "sliding layer not causal": ("mixed", seen(lambda reach: (replace(reach[0], causal=False), reach[1])), 17),
+    "full layer causal too": ("mixed", seen(lambda reach: (reach[0], replace(reach[1], causal=True))), 23),
+    "not causal": ("all", seen(lambda reach: tuple(replace(item, causal=False) for item in reach)), 10),
+    "no window at all": ("all", seen(lambda reach: tuple(replace(item, window=None) for item in reach)), 2),
+    "is_causal not read": ("dflash2", seen(lambda reach: tuple(replace(item, causal=True) for item in reach)), 20),
+    "no window of DFlash2": ("dflash2", seen(lambda reach: tuple(replace(item, window=None) for item in reach)), 4),
+    "no selector": ("dflash2", lambda network: without(network, "after", lambda logits, states: logits), 0),
+    "no convolution": ("dflash2", lambda network: without(network, "through", plain), 0),
+    "no multiplier, no softcap": ("dflash2", lambda network: network.changed(multiplier=1.0, cap=0.0), 16),
+    "16 candidates": ("dflash2", lambda network: network.changed(top=16), 19),
+    "no Markov head": ("dspark", lambda network: without(network, "after", lambda logits, states: logits), 4),
+    "1 + K rows": ("dspark", lambda network: network.changed(anchored=0), 0),
+    "causal": ("dspark", seen(lambda reach: tuple(replace(item, causal=True) for item in reach)), 10),
 }
+
+
+def plain(layer: Any, hidden_states: torch.Tensor, rows: int, **given: Any) -> Any:
+    return layer(hidden_states, **given)
 
 
 @each("words", WRONG)
 def test_a_wrong_reading_changes_as_many_drafts_as_an_independent_program_says(words: str, loaded: Any) -> None:
     name, change, kept = WRONG[words]
     target, drafts = loaded[name]
-    text, network = TEXTS[name][0], drafts[7].network
-    found = drafted(target, network.changed(reach=change(network.reach)), text, 7)
+    text = TEXTS[name][0]
+    found = drafted(target, change(drafts[7].network), text, 7)
     assert sum(map(list.__eq__, found, text["drafts"]["7"])) == kept
+
+
+@of_each
+def test_its_shape_is_that_of_its_config(name: str, loaded: Any) -> None:
+    target, drafts = loaded[name]
+    network, config = drafts[7].network, json.loads((NAMES[name] / "config.json").read_text())
+    whole = ModelShape.from_config(target.network.config.to_dict())
+    found, computed = network.shape(), ModelShape.of_head(config, whole, recognized(config))
+    assert (found.parameters, found.one_pass, found.layers) == (computed.parameters, True, computed.layers)
+
+
+@torch.inference_mode()
+def test_a_confidence_is_that_of_the_authors_program(loaded: Any) -> None:
+    target, drafts = loaded["dspark"]
+    text, network = TEXTS["dspark"][0], drafts[7].network
+    ids, features = read(target, network, np.array([*text["prompt"], *text["text"]], dtype=np.int32))
+    states, found, tops = network.states(ids[None, :-1], features[None], 7, 0), list[torch.Tensor](), list[torch.Tensor]()
+    for depth in range(1, 8):
+        (state,) = states.send(tops[-1][None]) if tops else next(states)
+        found.append(network.confidence(state))
+        tops.append(network.logits(state, depth).argmax(1))
+    for start, confidences in text["confidence"]["7"]:
+        assert torch.stack(found, 1)[len(text["prompt"]) + start - 2].tolist() == pytest.approx(confidences, abs=1e-5)
+
+
+@torch.inference_mode()
+def test_dspark_of_speculators_with_a_vocabulary_of_its_own_has_the_same_logits_of_its_tokens(
+    stories15m: Path, loaded: Any, tmp_path: Path
+) -> None:
+    """In the order of the target's ids, whatever the order of the files."""
+    (target, drafts), config = loaded["dspark"], json.loads((NAMES["dspark"] / "config.json").read_text())
+    weights, ids = load_file(NAMES["dspark"] / "model.safetensors"), torch.arange(31999, 3, -2)
+    head, moved = target.network.lm_head.weight, "markov_head.markov_w2.weight"
+    weights |= {"lm_head.weight": head[ids].clone(), "embed_tokens.weight": head.clone()}
+    weights |= {"d2t": ids - torch.arange(len(ids)), moved: weights[moved][ids]}
+    kept = ("markov_rank", "enable_confidence_head", "confidence_head_with_markov", "mask_token_id", "block_size")
+    written = {key: config[key] for key in kept} | {
+        "speculators_model_type": "dspark",
+        "transformer_layer_config": {key: config[key] for key in config if key not in ("architectures", "target_layer_ids")},
+        "aux_hidden_state_layer_ids": [2, 3, 5],
+        "draft_vocab_size": len(ids),
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    run = asked("dspark", tmp_path / "run", stories15m, 3, model=str(tmp_path), check_wiring=False)
+    options = load_profile(run.path.parent / "profile.yaml", [])
+    (reduced,) = load_drafts(options, target, load_tokenizer(options.target))
+    assert isinstance(reduced, HeadDraft)
+    assert (reduced.gamma, reduced.foreign, reduced.engines) == (3, ("SGLang",), ())
+    assert [each.engines for each in reduced.alternatives if each.changed.startswith("4 rows")] == [("vLLM",)]
+    text, features = read(target, reduced.network, np.array(TEXTS["dspark"][0]["prompt"], dtype=np.int32))
+    one, other = (list(each.network.states(text[None, :-1], features[None], 3, 0)) for each in (reduced, drafts[3]))
+    for depth in (1, 2, 3):
+        whole = drafts[3].network.logits(other[depth - 1][0], depth)[:, ids.flip(0)]
+        torch.testing.assert_close(reduced.network.logits(one[depth - 1][0], depth), whole)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {  # changes of a config.json, by words of the refusal
+    "markov_head_type \\S+lstm": ("dspark", {"markov_head_type": "lstm"}),
+    "markov_rank -1": ("dspark", {"markov_rank": -1}),
+    "hold tensors that its config does not use: markov_head": ("dspark", {"markov_rank": 0}),
+    "no valid selector_top_k": ("dflash2", {"dflash_config": {"selector_top_k": 0}}),
+    "groups of 7 channels of 288": ("dflash2", {"dflash_config": {"conv_group_size": 7}}),
+}
+
+
+@each("words", REFUSED)
+def test_settings_that_fit_no_files_are_refused(words: str, stories15m: Path, tmp_path: Path) -> None:
+    name, changes = REFUSED[words]
+    model = changed(tmp_path / str(len(words)), changes, NAMES[name])
+    with pytest.raises(ModelUnloadable, match=words):
+        asked(name, tmp_path / "run", stories15m, 7, model=model)
+
+
+def test_deepseeks_files_of_rank_0_are_dspark_without_a_markov_head(stories15m: Path, tmp_path: Path) -> None:
+    """The rows of DSpark, of which the anchor's drafts; a copy of the target's embedding is the target's."""
+    weights = load_file(NAMES["dspark"] / "model.safetensors")
+    weights = {name: each for name, each in weights.items() if not name.startswith(("markov", "confidence"))}
+    embedding = load_model("t", ModelOptions(model=str(stories15m)), "float32").network.get_input_embeddings().weight
+    save_file(weights | {"embed_tokens.weight": embedding.detach().clone()}, tmp_path / "model.safetensors")
+    config = json.loads((NAMES["dspark"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"markov_rank": 0, "enable_confidence_head": False}))
+    run = asked("dspark", tmp_path / "run", stories15m, 3, model=str(tmp_path), check_wiring=False)
+    facts = run.manifest.drafts["head"]
+    assert facts.reading["Markov head"].startswith("none")
+    assert (facts.reading["embedding"], facts.reading["block"].split(";")[0]) == ("the target's", "3 rows")
+    assert facts.foreign == ("SGLang",)

@@ -20,8 +20,10 @@ from alphaprof.costs.roofline import Load, cache_moved, matrix_flops, weights_mo
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import StepTable
 from alphaprof.profiling.heads.attention import Reach
-from alphaprof.profiling.heads.dflash import DFlash
+from alphaprof.profiling.heads.dflash import DFlash, Walked
+from alphaprof.profiling.heads.dflash2 import DFlash2
 from alphaprof.profiling.heads.draft import HeadDraft
+from alphaprof.profiling.heads.dspark import DSpark
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle3, Wiring
 from alphaprof.profiling.heads.mtp import ChainedModules, ReusedModule
 from alphaprof.profiling.heads.network import HeadNetwork, MaskRows
@@ -29,6 +31,7 @@ from alphaprof.profiling.heads.p_eagle import PEagle
 from alphaprof.profiling.heads.pard import Pard
 from alphaprof.profiling.models.kinds import DraftModel
 from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.scoring.statistics import ABSENT
 from alphaprof.profiling.timing.latency import Subjects, measure
 from alphaprof.profiling.timing.steppers import HeadStepper, read
 from scripts.gpu.setting import random_head
@@ -104,11 +107,23 @@ def at_work(name: str) -> tuple[Model, HeadNetwork]:
     config = LlamaConfig(**model.network.config.to_dict() | {"num_hidden_layers": 2})
     of_qwen = Qwen3Config(**config.to_dict() | {"model_type": "qwen3"})
     shared = {EMBEDDING: model.network.get_input_embeddings(), LM_HEAD: model.network.lm_head}
+    block: dict[str, Any] = {
+        "config": of_qwen,
+        "layers": LAYERS,
+        "masks": MASKS,
+        "reach": (Reach(False),) * 2,
+        "target": shared,
+    }
     head: HeadNetwork = {
         "Eagle3": partial(Eagle3, config, Wiring(LAYERS), width=32, target=shared),
         "PEagle": partial(PEagle, config, Wiring(LAYERS), width=32, target=shared, masks=MASKS),
         "Pard": partial(Pard, config, MASKS),
-        "DFlash": partial(DFlash, of_qwen, LAYERS, masks=MASKS, reach=(Reach(False),) * 2, target=shared),
+        "DFlash": partial(DFlash, **block),
+        "DFlash2": partial(DFlash2, **block, taps=3, group=8, rank=4, top=5, multiplier=0.9, cap=3.0),
+        **{
+            kind: partial(DSpark, **block | {"anchored": 1}, markov=kind, rank=4, confident="both")
+            for kind in ("vanilla", "gated", "rnn")
+        },
     }[name]()
     torch.manual_seed(4)
     for parameter in head.parameters():
@@ -116,7 +131,8 @@ def at_work(name: str) -> tuple[Model, HeadNetwork]:
     return model, head.eval().requires_grad_(False)
 
 
-CACHES = ["Eagle3", "PEagle", "Pard", "DFlash", *(pytest.param(name, marks=modules.NEEDS_MTP) for name in MTP)]
+WALKED = ["DFlash2", "vanilla", "gated", "rnn"]
+CACHES = ["Eagle3", "PEagle", "Pard", "DFlash", *WALKED, *(pytest.param(name, marks=modules.NEEDS_MTP) for name in MTP)]
 
 
 @torch.inference_mode()
@@ -139,6 +155,57 @@ def test_steps_share_one_cache_and_compute_what_they_do_in_copies_of_it(name: st
             assert min(steps.first(tokens), steps.later()) > 0
             found = states(steps.cache(), tokens)
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+def scores(head: Any, rows: torch.Tensor, path: list[int]) -> torch.Tensor:
+    """Logits of the draft behind some tokens of a round, one number after the other: rows [depths, hidden] up to it."""
+    row, token = rows[len(path) - 1], path[-1]
+    if isinstance(head, DFlash2):
+        logits = torch.tanh(head.head(row) * 0.9 / 3.0) * 3.0
+        selector, best = head.candidate_selector, logits.argsort(descending=True)[:5].tolist()
+        wanted = selector.predecessor_codebook[token] * selector.hidden_projection(row)
+        found = torch.full_like(logits, ABSENT)
+        for candidate in best:
+            found[candidate] = logits[candidate] + selector.successor_codebook[candidate] @ wanted
+        return found
+    markov, memory = head.markov_head, torch.zeros(4)
+    before = markov.markov_w1.weight[token]
+    if markov.gate_proj is not None:
+        before = torch.sigmoid(markov.gate_proj(torch.cat([row, before]))) * before
+    for depth, each in enumerate(path if markov.joint_proj is not None else ()):
+        out = markov.joint_proj(torch.cat([memory, markov.markov_w1.weight[each], rows[depth]]))
+        memory = torch.sigmoid(out[:4]) * memory + (1 - torch.sigmoid(out[:4])) * torch.tanh(out[4:8])
+        before = torch.tanh(out[8:])
+    return head.head(row) + markov.markov_w2.weight @ before
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", WALKED)
+def test_a_walk_reads_the_tokens_before_it_in_one_pass_and_at_work(name: str) -> None:
+    """The text's tokens, or those that a round drafts; step by step, and as the formulas say."""
+    model, head = at_work(name)
+    assert isinstance(head, Walked)
+    ids, features = read(model, head, TEXT)
+    passes = {own: head.states(ids[None, :-1], features[None], 3, 0) for own in (False, True)}
+    rows = torch.stack(list(DFlash.states(head, ids[None, :-1], features[None], 3, 0)), 2)[0]
+    drafts: list[torch.Tensor] = []
+    for depth in range(1, 4):
+        texts, owns = next(passes[False])[0], (passes[True].send(drafts[-1][None]) if drafts else next(passes[True]))[0]
+        for base in range(len(ids) - 4):
+            one = head.logits(texts[base : base + 1], depth)[0]
+            torch.testing.assert_close(one, scores(head, rows[base], ids[base + 1 : base + 1 + depth].tolist()))
+        drafts.append(head.logits(owns, depth).argmax(1))
+    for base in range(len(ids) - 4):
+        cache, made = head.cache(), list[int]()
+        state = cache.extend(ids[None, 1 : base + 2], features[None, : base + 1])
+        every = head.at_once(cache)
+        assert every is not None
+        for depth in range(1, 4):
+            state = cache.deepen(torch.tensor(made[-1:]), state, depth) if made else state
+            logits = head.after(head.row_logits(every[:, depth - 1]), state)
+            assert torch.equal(logits, head.logits(state, depth))
+            made.append(int(logits.argmax()))
+        assert made == [int(each[base]) for each in drafts]
 
 
 @torch.inference_mode()

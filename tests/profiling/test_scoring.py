@@ -262,7 +262,7 @@ def test_ids_of_a_reduced_vocabulary_go_where_the_logits_are(target: Model, monk
     with FakeTensorMode():
         scorer.ids = [torch.tensor([0, 2, 3, 5], device="xla")]
         logits, drafted, token = torch.zeros((6, scorer.width)), torch.zeros((6, 4)), torch.zeros(6, dtype=torch.long)
-        head = SimpleNamespace(depths=2, logits=lambda rows, depth: torch.zeros((6, 4), device="xla"))
+        head = SimpleNamespace(depths=2, reduced=True, logits=lambda rows, depth: torch.zeros((6, 4), device="xla"))
         scorer.drafts = [head]  # type: ignore[list-item]
         columns = scorer._statistics(logits, [drafted], [token], PLAIN)
         deeper = scorer._deeper(logits, 0, drafted, token, Processing(0.7))

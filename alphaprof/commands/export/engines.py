@@ -73,6 +73,7 @@ def sglang_args(served: ServedDraft) -> str:
     words += [] if served.revision is None else ["--speculative-draft-model-revision", served.revision]
     if not served.draft.in_one_step:
         words += ["--speculative-num-steps", str(served.gamma), "--speculative-eagle-topk", "1"]
+    words += [served.method.sized, str(served.gamma)] if served.method.sized else []
     words += ["--speculative-num-draft-tokens", str(served.gamma + 1), *served.asked]  # the root counts
     words += [] if served.schedule is None else ["--speculative-adaptive", "--speculative-adaptive-config", "adaptive.json"]
     return f"{shlex.join(words)}\n"

@@ -158,6 +158,7 @@ class HeadPass:
     def __init__(self, draft: HeadDraft) -> None:
         self.depths = draft.depths
         self.vocabulary, self.ids, self.reads = draft.vocabulary, draft.network.ids, draft.network.layers
+        self.reduced = self.ids is not None or draft.network.picks
         self.network = draft.network
         self.rounds: Callable[..., States] | None = self._rounds if draft.network.own_path else None
         self._longest = None if draft.context is None else draft.context + 1  # its last row reads the token after it

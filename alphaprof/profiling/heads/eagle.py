@@ -51,6 +51,8 @@ class SharingHead(HeadNetwork):
     """
 
     entering: tuple[str, ...] = ()  # the modules that only depth 1 runs
+    looked_up: tuple[str, ...] = ()  # how the names of parameters begin of which a step reads a few rows
+    of_logits: tuple[str, ...] = (LM_HEAD,)  # weights with a row for each of its logits
     blocks: nn.ModuleList
     lm_head: nn.Linear | None
 
@@ -87,7 +89,7 @@ class SharingHead(HeadNetwork):
     def shape(self) -> ModelShape | None:
         """See `HeadNetwork`."""
         logits = self._target[LM_HEAD].weight if self.lm_head is None else self.lm_head.weight
-        shape = head_shape(self, self.config, logits, self.entering, ("embed_tokens", "lm_head"))
+        shape = head_shape(self, self.config, logits, self.entering, ("embed_tokens", "lm_head", *self.looked_up))
         return shape.at_once() if shape is not None and self.masks is not None else shape
 
 

@@ -464,7 +464,7 @@ def filled(network: Head, head: EagleFormat, unread: set[str], target: Model, dt
     files.require({head.stored_name(key): tuple(weight.shape) for key, weight in own.items()}, ignored)
     weights = {key: files.loaded(head.stored_name(key), dtype) for key in own}
     if head.ids is not None and head.order is not None:
-        weights["ids"], weights[LM_HEAD] = head.ids, weights[LM_HEAD][head.order]
+        weights |= {key: weights[key][head.order] for key in network.of_logits if key in weights} | {"ids": head.ids}
     network.load_state_dict(weights, assign=True)
     return network.to(target.device).eval().requires_grad_(False)
 

@@ -53,12 +53,14 @@ class HeadNetwork(nn.Module, ABC):
     features, in this order, as `teacher_forced.recorded` names them; `most`: how many depths it has (None: any number);
     `ids` [logits]: the target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has;
     `config`: of its decoder layers, as transformers has it (None: it has none); `masks`: its mask rows, if it drafts from
-    such (None: each depth is a step of its own); `own_path`: whether its pass over a text can follow what each round drafts.
+    such (None: each depth is a step of its own); `picks`: each row has a few candidates, and the logits of other ids are
+    absent; `own_path`: whether its pass over a text can follow what each round drafts.
     """
 
     layers: tuple[int, ...] = (FINAL,)
     most: int | None = None
     masks: MaskRows | None = None
+    picks = False
     config: Any = None
     own_path = True
     ids: torch.Tensor | None
@@ -94,7 +96,7 @@ class HeadNetwork(nn.Module, ABC):
         """Return logits [n, logits] of states [n, hidden] at a depth, which hold all that a draft depends on."""
 
     def at_once(self, cache: Any) -> torch.Tensor | None:
-        """Return the rows [batch, depths, hidden] of a round that `cache.extend` has begun, if one pass computes them for
+        """Return the rows [batch, depths, hidden] of a round that `cache.extend` has begun, if one pass computes those of
         all depths. None: each depth is a step of its own.
         """
         return None if self.masks is None else cache.drafted
@@ -207,8 +209,8 @@ def head_shape(
 ) -> ModelShape | None:
     """Return the shape of a head whose steps run decoder layers as `config` describes them; None for a latent KV cache.
 
-    `module`: its own parameters, all of which a step uses for every token, but for the modules of the names `elsewhere`
-    (embeddings, and those of the logits) and those that later steps of a round leave out, `entering`. `logits` [rows,
+    `module`: its own parameters, all of which a step uses for every token, but for those whose names begin as `elsewhere`
+    (embeddings, and those of the logits) and the modules that later steps of a round leave out, `entering`. `logits` [rows,
     hidden]: the weight that its logits are computed by, even if it belongs to the target. As of models, norms and biases do
     not count.
     """
@@ -216,7 +218,7 @@ def head_shape(
     if getattr(config, "kv_lora_rank", None):
         return None
     matrices = {name: weight.numel() for name, weight in module.named_parameters() if weight.dim() > 1}
-    used = {name: count for name, count in matrices.items() if name.partition(".")[0] not in elsewhere}
+    used = {name: count for name, count in matrices.items() if not name.startswith(tuple(elsewhere))}
     heads = config.num_attention_heads
     experts = next((number for key in EXPERTS if (number := getattr(config, key, None))), 0)
     mixed = sum(count for name, count in used.items() if ".experts." in name)

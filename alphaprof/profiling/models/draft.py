@@ -19,7 +19,8 @@ class DraftPass(Protocol):
     """A draft in a teacher-forced pass over texts. `vocabulary`: how wide its distribution is in the target's ids; `depths`:
     how many depths it has logits for, where what is proposed depends on the depth (`by_depth`), else 1; `ids` [logits]: the
     target's id that each of its logits belongs to, ascending (None: the logits are those of ids 0, 1, ...);
-    `reads`: the hidden states of the target that it needs, as `teacher_forced.recorded` names them.
+    `reduced`: some of the target's ids have no logit; `reads`: the hidden states of the target that it needs, as
+    `teacher_forced.recorded` names them.
 
     `rounds`: called as `rows`, follows what rounds draft by themselves, depth by depth. It yields what `logits` needs [n,
     ...] of the rounds whose first draft is for the token that follows a chosen one, and is sent what they draft there [n].
@@ -30,6 +31,7 @@ class DraftPass(Protocol):
     by_depth: bool
     depths: int
     ids: torch.Tensor | None
+    reduced: bool
     reads: tuple[int, ...]
     rounds: Callable[..., States] | None
 

@@ -129,6 +129,7 @@ class TeacherForced:
     depths = 1
     rounds: Callable[..., States] | None = None
     ids: torch.Tensor | None = None
+    reduced = False
 
     def __init__(self, model: Model, target: TeacherForced | None = None) -> None:
         self.model, self.vocabulary = model, model.vocabulary

@@ -285,7 +285,7 @@ class Scorer:
             for each, known in zip((logits, *draft_logits), (None, *self.ids), strict=True)
         ]
         chosen = [settings, *[settings.for_draft(self.draft_processing)] * len(draft_logits)]
-        reduced = [False, *(ids is not None for ids in self.ids)]
+        reduced = [False, *(draft.reduced for draft in self.drafts)]
         columns = measured(shared, chosen, token, proposals, reduced)
         if self.extras.certified:
             columns[0]["top_probs"] = top_probs(processed_logits(shared[0], settings), columns[0], TOP)
