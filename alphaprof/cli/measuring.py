@@ -91,6 +91,10 @@ def profile(
     overrides: ProfileChanges = None,
 ) -> None:
     """Stream the data through target and drafts once and write the position log."""
+    if out is not None and not (resume or retime or part or dry_run):
+        from alphaprof.run.place import require_no_run  # which loads neither profile nor pyarrow
+
+        require_no_run(out)
     options = loaded_profile(profile_file, overrides, limit)
     from alphaprof.commands import profile as profiling
     from alphaprof.config.part import WHOLE, part_of

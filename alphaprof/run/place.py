@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from alphaprof.errors import RunExists
 from alphaprof.run.manifest import MANIFEST
-from alphaprof.run.storage import Storage
+
+if TYPE_CHECKING:
+    from alphaprof.run.storage import Storage
 
 TRAINING = "training.json"  # the record in the folder of a head
 
@@ -15,6 +19,15 @@ TRAINING = "training.json"  # the record in the folder of a head
 BEGUN = re.compile(
     r"records/(prompts|texts|rows)-\d{4,}\.json|(prompts|totals/draft=[a-z0-9_-]+)/part-\d{5,}\.parquet|documents\.parquet"
 )
+
+
+GO_ON = "add --resume to finish it, or choose another --out"
+
+
+def require_no_run(out: str) -> None:
+    """Raise `RunExists` if a local directory holds a run: what `require_free` finds later, for a hundredth of its time."""
+    if Path(out, MANIFEST).exists():
+        raise RunExists(f"{out} already holds a run", GO_ON)
 
 
 def require_new(storage: Storage, hint: str = "") -> None:
@@ -27,8 +40,7 @@ def require_free(storage: Storage, hint: str = "", resume: bool = False) -> None
     """Raise `RunExists` if a run is there, unless it is resumed, or other files are. `hint`: what to do about a run."""
     names = storage.names("")
     if MANIFEST in names and not resume:
-        hint = hint or "add --resume to finish it, or choose another --out"
-        raise RunExists(f"{storage.shown} already holds a run", hint)
+        raise RunExists(f"{storage.shown} already holds a run", hint or GO_ON)
     if MANIFEST not in names and not _is_abandoned(storage, list(names)):
         raise RunExists(f"{storage.shown} exists and is not empty", "choose a new directory for --out")
 

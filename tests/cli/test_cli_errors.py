@@ -263,7 +263,8 @@ def test_the_next_command_can_be_pasted(
     monkeypatch.chdir(tmp_path)
     run, options = write_run(Path(name)), SimpleNamespace(execution=SimpleNamespace(workers=1))
     monkeypatch.setattr(measuring, "loaded_profile", lambda *_: options)
-    monkeypatch.setattr("alphaprof.profiling.checks.check_early", lambda *_: None)
+    for checked in ("run.place.require_no_run", "profiling.checks.check_early"):
+        monkeypatch.setattr(f"alphaprof.{checked}", lambda *_: None)
     monkeypatch.setattr("alphaprof.profiling.profile.profile", lambda *_: run)
     measuring.profile(Path("profile.yaml"), name)
     assert f"Next: alphaprof report {pasted}\n" in capsys.readouterr().out
