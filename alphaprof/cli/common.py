@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from alphaprof.render.answer import Answer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+OLD_S = 3600  # seconds after which nobody writes a temporary file any more
 INTERRUPTED, TERMINATED = 130, 143  # exit codes of shells for SIGINT and SIGTERM
 ASKED, HOW, OUTPUT, SERVED, TEXTS = "Question", "Method", "Output", "How it was served", "Prompts and answers alone"
 PANELS = (SERVED, ASKED, HOW, TEXTS, OUTPUT)  # of options in `--help`, from top to bottom; an option is ASKED by default
@@ -200,6 +202,10 @@ def write_file(content: bytes, path: Path) -> None:
     """Replace a file atomically. Raises `DiskFull`."""
     target = path.resolve()  # keeps a symlink
     temporary = target.with_name(f".alphaprof-{os.getpid()}.tmp")
+    for left in target.parent.glob(".alphaprof-*.tmp"):  # by processes that were killed
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < time.time() - OLD_S:
+                left.unlink()
     try:
         temporary.write_bytes(content)
         os.replace(temporary, target)

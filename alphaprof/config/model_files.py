@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from alphaprof.errors import VALUE, ModelUnloadable, cut
+from alphaprof.errors import VALUE, ModelUnloadable, cut, shown
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -21,6 +21,7 @@ ADAPTER = "adapter_config.json"  # of peft: a LoRA adapter
 MISTRAL = "params.json"  # in place of config.json: Mistral's own format, whose weights are consolidated*.safetensors
 OWN_NAMES = "consolidated"
 DOWNLOAD = "download the model again"
+MOST_LAYERS = 10_000
 # Floating dtypes as safetensors and GGUF name them.
 DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 LONGEST = 100_000_000  # bytes of a header, as safetensors limits it
@@ -54,8 +55,14 @@ class ModelFiles:
 
     @classmethod
     def of(cls, folder: Path) -> ModelFiles:
-        """Return the files in a folder. Raises `ModelUnloadable` for JSON that cannot be read."""
-        return cls(folder, *(described(folder / name) for name in (CONFIG, INDEX, QUANTIZATION)))
+        """Return the files in a folder. Raises `ModelUnloadable` for JSON that cannot be read, and for more layers than a
+        model can have: transformers would make them all before it misses their weights.
+        """
+        files = cls(folder, *(described(folder / name) for name in (CONFIG, INDEX, QUANTIZATION)))
+        numbers = [(key, value) for group in files.settings for key, value in group.items() if isinstance(value, int)]
+        if many := [f"{key} is {shown(value)}" for key, value in numbers if "layer" in key and value > MOST_LAYERS]:
+            raise ModelUnloadable(f"{folder / CONFIG} cannot be right: {many[0]}", DOWNLOAD)
+        return files
 
     @cached_property
     def settings(self) -> list[dict[str, Any]]:

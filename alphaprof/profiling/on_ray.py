@@ -174,8 +174,10 @@ class Worker:
         road.begun(self._options, self._run, self._told, Path(reuse) if reuse else None)
         return self._run.manifest, len(self._run.staged)
 
-    def staged(self, index: int) -> tuple[pa.Table, str]:
-        """Return the documents of one shard and their digest."""
+    def staged(self, index: int, reuse: str | None) -> tuple[pa.Table, str]:
+        """Return the documents of one shard and their digest; an actor that was started again begins anew."""
+        if not self._run.staged:
+            self.begin(reuse)
         return self._run.staged[index]
 
     def describe(self, engine: bool) -> Manifest:
@@ -222,9 +224,10 @@ class Driver:
         """Have an actor begin the run: its models are those of a node that measures."""
         self._progress.say("a Ray actor reads the prompts and checks the models")
         actor = self._started()
-        manifest, staged = self._asked(actor, "begin", address_of(storage_of(reuse)) if reuse else None).made
+        texts = address_of(storage_of(reuse)) if reuse else None
+        manifest, staged = self._asked(actor, "begin", texts).made
         for index in range(staged):
-            self._run.stage(*self._asked(actor, "staged", index).made)
+            self._run.stage(*self._asked(actor, "staged", index, texts).made)
         self._run.begin(manifest)
         self._options = as_measured(self._options, manifest)
         self._ray.kill(actor)
@@ -280,7 +283,7 @@ class Driver:
         """
         from ray.util import ActorPool
 
-        started, left = [self._started(RESTARTS) for _ in range(actors)], iter(work)
+        started, left = [self._started() for _ in range(actors)], iter(work)
         pool = ActorPool(started)
 
         def give() -> None:
@@ -299,12 +302,12 @@ class Driver:
         for actor in started:
             self._ray.kill(actor)
 
-    def _started(self, restarts: int = 0) -> Any:
+    def _started(self) -> Any:
         """Return a new actor."""
         run = self._run
         manifest = run.manifest if run.begun else None
         threads = road.threads_of(run, self._options) if run.begun else self._options.execution.threads
-        return remote(self._ray, Worker, self._gpus, restarts).remote(self._options, threads, manifest)
+        return remote(self._ray, Worker, self._gpus, RESTARTS).remote(self._options, threads, manifest)
 
     def _asked(self, actor: Any, name: str, *given: Any) -> Answer:
         answer = actor.do.remote(name, *given)

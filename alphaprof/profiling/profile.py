@@ -53,7 +53,7 @@ from alphaprof.profiling.scoring import dispatch
 from alphaprof.profiling.scoring.batch_tokens import batch_tokens_of
 from alphaprof.profiling.scoring.scorer import Extras, Scorer
 from alphaprof.profiling.shard import Advance, Loaded, Plan, Progress, ShardRows, ShardTexts, score_shard, write_shard
-from alphaprof.profiling.texts.continuations import digest
+from alphaprof.profiling.texts.continuations import Continuation, continuation_table, continuations_of, digest
 from alphaprof.profiling.texts.corpus import (
     UNUSED,
     Corpus,
@@ -279,6 +279,9 @@ def begun(
         if not documents.by_target:
             progress.say(f"{texts} was written by another target: acceptance is measured, and has no rounds")
     staged = _stage(loaded, run, part, progress)
+    if staged:  # logits that are not finite show before any text is written
+        document = next(documents_of(run.prompts(0)))
+        loaded.scorer.score([Continuation(document, document.prompt[-1:], "length")])
     prompts = (document for index in range(staged) for document in documents_of(run.prompts(index)))
     trials, doubts = check_wiring(loaded.drafts, options, prompts, loaded.scorer.width, progress.say) if staged else ({}, ())
     drafts = {name: dataclasses.replace(manifest.drafts[name], trials=found) for name, found in trials.items()}
@@ -497,7 +500,7 @@ def resumed(
 
 def threads_of(run: RunWriter, options: ProfileOptions) -> int | str:
     """Return the threads of a run that goes on: those of the step that has something already, else as the options say."""
-    begun = run.journal["rows"] or (run.journal["texts"] and run.lacking("texts"))
+    begun = run.journal["rows"] or run.writes_texts
     return run.manifest.environment["torch_threads"] if begun else options.execution.threads
 
 
@@ -560,7 +563,7 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
     """
     before, mixed = run.manifest, mine.profile.execution.mixed_devices
     texts = before.texts_environment or before.environment
-    known = ([] if moved else [before.environment]) + ([texts] if run.journal["texts"] and run.lacking("texts") else [])
+    known = ([] if moved else [before.environment]) + ([texts] if run.writes_texts else [])
     if not mixed and (found := [word for each in known for word in differences(each, mine.environment)]):
         raise RunMismatch(
             f"this process computes differently from the one that began the run ({'; '.join(found)}): rows could differ",
@@ -608,13 +611,23 @@ def write_texts(models: Models, run: RunWriter, progress: Progress) -> None:
     if writer is not None and writer.options.url is None:
         models.release()
 
+    texts = {item.document.document: item for item in continuations_of(run.kept_texts())}
+
     def results(advance: Advance) -> Iterator[ShardTexts]:
         for index in lacking:
-            documents = list(documents_of(run.prompts(index)))
-            yield write_shard(models.loaded() if here else None, index, documents, advance, writer, run.manifest.target.eos)
+            documents, loaded = list(documents_of(run.prompts(index))), models.loaded() if here else None
+            yield write_shard(loaded, index, documents, advance, writer, run.manifest.target.eos, texts)
 
-    with contextlib.closing(writer) if writer else contextlib.nullcontext():
-        record("texts", results, run, progress)
+    try:
+        with contextlib.closing(writer) if writer else contextlib.nullcontext():
+            record("texts", results, run, progress)
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # nothing may hide what ended the run
+            if texts:
+                run.keep_texts(continuation_table(list(texts.values())))
+            count = len(texts) + sum(each.shard.documents for each in run.journal["texts"].values())
+            error.add_note(f"{count} texts are written and kept")
+        raise
 
 
 def writers(options: ProfileOptions, manifest: Manifest) -> tuple[TextWriter | None, bool]:

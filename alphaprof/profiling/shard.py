@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from alphaprof.profiling.engine.texts import TextWriter
@@ -18,6 +17,7 @@ from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_tab
 from alphaprof.profiling.texts.continuations import (
     Continuation,
     continuation_table,
+    continuations_of,
     digest,
     generate,
     generation_batches,
@@ -25,7 +25,7 @@ from alphaprof.profiling.texts.continuations import (
     halving,
     scoring_batches,
 )
-from alphaprof.profiling.texts.corpus import Document, DocumentSource, document_of
+from alphaprof.profiling.texts.corpus import Document, DocumentSource
 from alphaprof.profiling.texts.spans import kinds_of, spans
 from alphaprof.run.manifest import DraftFacts, Shard
 from alphaprof.run.writer import RunWriter
@@ -102,27 +102,34 @@ def write_shard(
     advance: Advance,
     writer: TextWriter | None,
     eos: Sequence[int],
+    texts: dict[int, Continuation] | None = None,
 ) -> ShardTexts:
     """Return the continuations of a shard's documents: those that are given, and others by the `writer`'s engine or by the
-    target. `loaded`: None if the target writes none of them.
+    target. `loaded`: None if the target writes none of them. `texts`: those by document that are written already, to which
+    each batch is added, and none of the shard's own in the end.
     """
-    began = time.monotonic()
-    texts, halved, mine = given(documents, eos), 0, documents
-    advance(len(texts), 0)
+    began, halved = time.monotonic(), 0
+    texts = {} if texts is None else texts
+    texts |= {item.document.document: item for item in given(documents, eos)}
+    lacking = [document for document in documents if document.document not in texts]
+    advance(len(documents) - len(lacking), 0)
     if writer is not None:
-        texts += writer.write([document for document in documents if writer.writes(document)], lambda: advance(1, 0))
-        mine = [document for document in documents if not writer.writes(document)]
+        for item in writer.write([document for document in lacking if writer.writes(document)]):
+            texts[item.document.document] = item
+            advance(1, 0)
     if loaded is not None:
         target, width = loaded.target, loaded.scorer.width
+        mine = [document for document in documents if writer is None or not writer.writes(document)]
         for batch in generation_batches(mine, loaded.options.padded_tokens):
+            if all(document.document in texts for document in batch):
+                continue
             generated, times = halving(lambda items: generate(target, items, width), batch, _name, [target])
-            texts += generated
+            texts |= {item.document.document: item for item in generated}
             halved += times
             advance(len(batch), 0)
-    texts.sort(key=lambda item: item.document.document)
-    positions = sum(len(item.ids) for item in texts)
-    shard = Shard(index, len(documents), positions, digest(documents), halved)
-    return ShardTexts(shard, continuation_table(texts), time.monotonic() - began)
+    written = [texts.pop(document.document) for document in documents]
+    shard = Shard(index, len(documents), sum(len(item.ids) for item in written), digest(documents), halved)
+    return ShardTexts(shard, continuation_table(written), time.monotonic() - began)
 
 
 def score_shard(
@@ -132,10 +139,7 @@ def score_shard(
     `Progress.advance`).
     """
     began = time.monotonic()
-    continuations = [
-        Continuation(document_of(row, None, False), np.array(row["continuation_ids"], dtype=np.int32), row["finish"])
-        for row in texts.to_pylist()
-    ]
+    continuations = continuations_of(texts)
     scored: dict[str, dict[int, Arrays]] = {draft.name: {} for draft in loaded.drafts}
     halved, models = shard.halved_batches, [loaded.target, *(model for each in loaded.drafts for model in each.models)]
     for batch in scoring_batches(continuations, loaded.options.padded_tokens):

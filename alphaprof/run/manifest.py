@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 FORMAT = "alphaprof-run"
 LATENCY, ENGINES, DOCUMENTS = "latency.parquet", "engines.parquet", "documents.parquet"
+UNFINISHED = "unfinished.parquet"  # texts of a shard that was interrupted
 NUMERIC = ("torch", "transformers")  # packages whose versions rows depend on
 VERSION = 10
 LONG = ("records", "shards", "files")  # what there is of every shard
@@ -380,7 +381,7 @@ class Manifest(Stored):
         """Return the text of manifest.json."""
         kept = self
         if self.status == "running":  # records say the rest
-            files = {name: file for name, file in self.files.items() if name == LATENCY}
+            files = {name: file for name, file in self.files.items() if name in (LATENCY, UNFINISHED)}
             kept = dataclasses.replace(self, shards=(), files=files)
         data = dataclasses.asdict(dataclasses.replace(kept, files={}))
         data |= {name: without_secrets(data[name]) for name in ("config", "environment", "warnings")}

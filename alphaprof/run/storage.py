@@ -421,7 +421,7 @@ ATTEMPTS = 5  # how often a request is made, with growing pauses: 8 seconds of p
 # Seconds until an attempt is given up: without a connection, and without a byte; of a request with a body libcurl waits 6 to
 # 7 seconds longer, since it averages. A store that accepts and never answers is given up within a minute.
 CONNECT, SILENCE = 5, 3
-PATIENCE = timedelta(seconds=60)  # the same for Google's client
+PATIENCE = timedelta(seconds=20)  # the same for each call of Google's client
 WHOLE = 5 * 1024**2  # bytes: S3 takes no smaller part of an upload, so pyarrow sends less than this in one request
 KEYS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for temporary ones, AWS_SESSION_TOKEN",

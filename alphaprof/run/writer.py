@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from alphaprof.errors import RunDamaged, RunMismatch
 from alphaprof.run.journal import STEPS, Journal, Record
-from alphaprof.run.manifest import DOCUMENTS, MANIFEST, File, Manifest, Shard, part_name, read_manifest
+from alphaprof.run.manifest import DOCUMENTS, MANIFEST, UNFINISHED, File, Manifest, Shard, part_name, read_manifest
 from alphaprof.run.parquet import table_content, totals_content
 from alphaprof.run.place import clear, require_free
 from alphaprof.run.reader import AFRESH, AGAIN_BY_RESUME, Run
-from alphaprof.run.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROMPT_COLUMNS, Column
+from alphaprof.run.schema import CONTINUATION_COLUMNS, DOCUMENT_COLUMNS, PROMPT_COLUMNS, Column, arrow_schema
 from alphaprof.run.storage import Check, Storage, storage_of
 
 FREE = ("decision", "execution")  # parts of the profile that may change when a run is resumed
@@ -115,6 +115,22 @@ class RunWriter(Run):
         """Write the continuations of a shard."""
         self._record("texts", shard, {"continuations": (texts, CONTINUATION_COLUMNS)}, seconds)
 
+    @property
+    def writes_texts(self) -> bool:
+        """Whether some of the texts are written, and some are not."""
+        return (bool(self.journal["texts"]) or UNFINISHED in self.files) and bool(self.lacking("texts"))
+
+    def keep_texts(self, texts: pa.Table) -> None:
+        """Write the texts of a shard that is not complete."""
+        self.write_table(UNFINISHED, texts, CONTINUATION_COLUMNS)
+        self.update()
+
+    def kept_texts(self) -> pa.Table:
+        """Return the texts that were kept of a shard; damaged ones are lost."""
+        if UNFINISHED not in self.files or self.failure(UNFINISHED):
+            return arrow_schema(CONTINUATION_COLUMNS).empty_table()
+        return self._table(UNFINISHED, AGAIN_BY_RESUME, CONTINUATION_COLUMNS)
+
     def write_rows(self, shard: Shard, positions: Mapping[str, pa.Table], seconds: float = 0.0) -> None:
         """Write the position logs of a shard, by draft."""
         tables = {f"positions/draft={draft}": (table, self.log_of(draft).columns) for draft, table in positions.items()}
@@ -139,6 +155,8 @@ class RunWriter(Run):
         self.manifest = dataclasses.replace(self.manifest, shards=shards)
         self.write_table(DOCUMENTS, self.collected(), DOCUMENT_COLUMNS)
         write_totals(self)
+        if self.files.pop(UNFINISHED, None):
+            self.storage.remove(UNFINISHED)
         self.write_manifest(dataclasses.replace(self.manifest, status="complete"))
 
     def update(self, **changes: Any) -> None:

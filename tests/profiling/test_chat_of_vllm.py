@@ -14,6 +14,7 @@ from alphaprof.profiling.texts.cells import BadRow
 from alphaprof.profiling.texts.chat import render_chat
 from alphaprof.profiling.texts.corpus import encode
 from tests.conftest import ROOT
+from tests.tiny import tokenizer as tiny_tokenizer
 
 CHAT = ROOT / "tests/golden/chat"
 RECORDED = json.loads((CHAT / "vllm.json").read_text(encoding="utf-8"))
@@ -68,6 +69,16 @@ def test_a_request_has_the_token_ids_of_vllm(
         assert ours is not None
     else:
         assert ours == (found if isinstance(found, list) and chat["name"] not in UNKNOWN else None)
+
+
+@pytest.mark.parametrize(
+    "template", ["{% if a %}" * 5000 + "{% endif %}" * 5000, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"]
+)
+def test_a_template_without_a_bottom_is_refused(template: str) -> None:
+    words = tiny_tokenizer()
+    words.chat_template = template
+    with pytest.raises(BadRow, match="refused by the chat template"):
+        render_chat(words, [{"role": "user", "content": "a"}], {})
 
 
 def test_the_record_holds_every_chat_under_every_template() -> None:

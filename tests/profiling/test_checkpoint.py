@@ -66,6 +66,20 @@ def test_a_damaged_description_is_named(model: Path, content: bytes) -> None:
     assert str(model / "config.json") in refusal(model).message
 
 
+@each("change", [{"num_hidden_layers": 10**7}, {"text_config": {"n_layer": 10**30}}])
+def test_layers_without_end_are_refused_before_they_are_made(model: Path, change: dict[str, Any]) -> None:
+    edit(model / "config.json", **change)
+    assert "config.json cannot be right" in refusal(model).message
+
+
+@pytest.mark.models
+@each("eos", [["x", {}], "x", 1.5, True, [[1]], [True], 10**30])
+def test_ids_that_are_none_do_not_end_texts(model: Path, eos: Any) -> None:
+    edit(model / "config.json", eos_token_id=eos)
+    edit(model / "generation_config.json", eos_token_id=eos)
+    refusal(model, load)
+
+
 @pytest.mark.parametrize(
     ("shard", "problem"),
     [

@@ -23,12 +23,14 @@ from alphaprof.commands.check import SAME, check_baseline
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import TargetOptions
 from alphaprof.errors import (
+    LogitsNotFinite,
     ModelUnloadable,
     OutOfMemory,
     ProfileInvalid,
     RunMismatch,
 )
 from alphaprof.profiling import profile as profiling
+from alphaprof.profiling import shard as shards
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import load_model
 from alphaprof.profiling.texts.continuations import generate
@@ -212,6 +214,49 @@ def test_a_run_interrupted_before_any_write_resumes_to_the_same_rows(
     require_same_tables(out, expected)
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_early_ctrl_c_keeps_each_batch_of_texts(
+    damaged: bool, sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after each batch: no batch is written twice, unless what was kept is `damaged`."""
+    path, out, generate = mixed_file(tmp_path, tiny), tmp_path / "run", shards.generate
+    batches, said, fresh = list[tuple[int, ...]](), list[str](), True
+
+    def once(target: Any, documents: Any, width: int) -> Any:
+        nonlocal fresh
+        if not fresh:
+            raise KeyboardInterrupt
+        fresh = False
+        batches.append(tuple(each.document for each in documents))
+        return generate(target, documents, width)
+
+    monkeypatch.setattr(shards, "generate", once)
+    while fresh:
+        try:
+            run_profile(path, out, resume=bool(batches))
+            break
+        except KeyboardInterrupt as error:
+            said += error.__notes__
+            fresh = True
+            if damaged and len(batches) == 1:
+                damage(out / "unfinished.parquet", "a bit")
+    assert (batches[0] == batches[1]) == damaged
+    assert len(set(batches)) == len(batches) - damaged > 4
+    assert said[0] == "2 texts are written and kept"  # one is given
+    assert len(said) == len(batches) - 1
+    require_same_tables(out, sampled_run)
+
+
+def test_logits_that_are_not_finite_show_before_any_text_is_written(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny / "draft", tmp_path / "draft")
+    weights = load_file(tmp_path / "draft" / "model.safetensors")
+    save_file({name: weight * torch.nan for name, weight in weights.items()}, tmp_path / "draft" / "model.safetensors")
+    path = profile_file(tmp_path, tiny, drafts={"bad": {"kind": "model", "model": "./draft"}}, costs=ROOFLINE)
+    with pytest.raises(LogitsNotFinite, match="logits of bad"):
+        run_profile(path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_options_say_of_a_draft_what_its_facts_will(greedy_run: Run, lookup_run: Run, head_run: Run) -> None:
     """By them a table of step times is read before any draft is loaded."""
     seen = set[tuple[bool, bool]]()
@@ -356,7 +401,7 @@ def test_running_out_of_memory_halves_batches_and_says_so(
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
         return original(target, documents, ids_drawn)
 
-    monkeypatch.setattr("alphaprof.profiling.shard.generate", small)
+    monkeypatch.setattr("alphaprof.profiling.shards.generate", small)
     path = profile_file(tmp_path, tiny, drafts=SKIP, costs=ROOFLINE)
     run = run_profile(path, tmp_path / "run")
     assert sum(shard.halved_batches for shard in run.shards) > 0
@@ -364,7 +409,7 @@ def test_running_out_of_memory_halves_batches_and_says_so(
     for name in expected:
         if name.startswith("continuations"):
             assert found[name].equals(expected[name])
-    monkeypatch.setattr("alphaprof.profiling.shard.generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr("alphaprof.profiling.shards.generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(OutOfMemory, match=r"out of memory on document \d+"):
         run_profile(path, tmp_path / "other")
 
@@ -556,7 +601,7 @@ def test_prompt_lookup_of_a_run_is_that_of_its_texts(sampled_run: Run) -> None:
 def test_texts_are_measured_again_without_writing_them(
     sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alphaprof.profiling.shard.generate", None)
+    monkeypatch.setattr("alphaprof.profiling.shards.generate", None)
     options = load_profile(sampled_run.path.parent / "profile.yaml", ["batch_tokens=300", "shard_documents=9"])
     run = profiling.profile(options, tmp_path / "run", Silent(), reuse=sampled_run.path)
     assert run.manifest.reused == str(sampled_run.path)

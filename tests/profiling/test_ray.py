@@ -120,8 +120,8 @@ def require_equal(out: Path, expected: Run) -> Run:
 @with_ray
 def test_killed_actors_lose_nothing(sampled_run: Run, tiny: Path, tmp_path: Path) -> None:
     path, out = mixed_file(tmp_path, tiny, **TIMED), tmp_path / "run"
-    finished(driver(path, out, deaths="write=1 time=1 score=2"))
-    assert len(list((tmp_path / "actors").glob("[!p]*"))) == 4
+    finished(driver(path, out, deaths="begin=1 staged=1 write=1 time=1 score=2"))
+    assert len(list((tmp_path / "actors").glob("[!p]*"))) == 6
     run = require_equal(out, sampled_run)
     assert run.latency() is not None
     assert run.manifest.environment["torch_threads"] == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,22 +38,17 @@ class TextWriter:
         """Return whether a document's continuation comes from the engine."""
         return document.given is None and document.source in self.sources
 
-    def write(self, documents: Sequence[Document], done: Callable[[], None]) -> list[Continuation]:
-        """Return the continuations of documents, each up to its first EOS; `done` is called after each. Raises
-        `EngineFailed`.
-        """
+    def write(self, documents: Sequence[Document]) -> Iterator[Continuation]:
+        """Yield the continuations of documents, each up to its first EOS. Raises `EngineFailed`."""
         if not documents:
-            return []
+            return
         if self._engine is None:
             self._engine = self._opened()
-        texts = []
         for answer in self._engine.write(
             [prompt_of(document, self.target.eos) for document in documents], self.options.concurrency
         ):
             ids = checked_ids(answer["ids"], documents[answer["place"]].max_new_tokens, self.target.vocabulary)
-            texts.append(finished(documents[answer["place"]], ids, self.target.eos))
-            done()
-        return texts
+            yield finished(documents[answer["place"]], ids, self.target.eos)
 
     def _opened(self) -> VllmEngine | VllmServer:
         if self.options.url is None:

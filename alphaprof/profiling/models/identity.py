@@ -13,7 +13,7 @@ import torch
 
 from alphaprof.costs.layers import EXPERTS, USED, first_of
 from alphaprof.costs.shapes import ModelShape
-from alphaprof.errors import VocabularyMismatch
+from alphaprof.errors import ModelUnloadable, VocabularyMismatch
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -113,9 +113,13 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]:
-    """Return the ids with which a tokenizer or a generation config ends a text."""
-    eos: int | list[int] | None = owner.eos_token_id
-    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(map(int, eos))
+    """Return the ids with which a tokenizer or a generation config ends a text. Raises `ModelUnloadable` for others."""
+    given: Any = owner.eos_token_id
+    eos = given if isinstance(given, list) else [] if given is None else [given]
+    if any(type(each) is not int or each >= 2**31 for each in eos):
+        hint = "write a token id, or a list of them, into generation_config.json, config.json and tokenizer_config.json"
+        raise ModelUnloadable(f"eos_token_id is {given!r}, not token ids", hint)
+    return tuple(eos)
 
 
 def check_vocabulary(

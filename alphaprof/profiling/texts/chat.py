@@ -167,7 +167,7 @@ def _reads_parts(template: str) -> bool:
     try:
         plain = GENERATION.sub("", template)
         parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)  # noqa: S701 (not rendered)
-    except TemplateError:
+    except (TemplateError, RecursionError):
         return False
 
     def is_content(node: Any) -> bool:

@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList
 from alphaprof.errors import OutOfMemory
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.models.processing import Sampler, uniforms
-from alphaprof.profiling.texts.corpus import Document, Ids, stored
+from alphaprof.profiling.texts.corpus import Document, Ids, document_of, stored
 from alphaprof.run.schema import CONTINUATION_COLUMNS, arrow_schema
 
 Item = TypeVar("Item")
@@ -181,6 +181,14 @@ def digest(documents: Sequence[Document]) -> str:
 def continuation_table(continuations: Sequence[Continuation]) -> pa.Table:
     """Return rows of the continuations table, one a document."""
     return pa.Table.from_pylist(list(map(_row, continuations)), schema=arrow_schema(CONTINUATION_COLUMNS))
+
+
+def continuations_of(table: pa.Table) -> list[Continuation]:
+    """Return the continuations of rows of their table."""
+    return [
+        Continuation(document_of(row, None, False), np.array(row["continuation_ids"], dtype=np.int32), row["finish"])
+        for row in table.to_pylist()
+    ]
 
 
 def _row(continuation: Continuation) -> dict[str, Any]:

@@ -434,6 +434,7 @@ def gammas(report: RunReport) -> Drawing | None:
     return Drawing("gammas", heading, caption, said, height, paint, "speedup" if speedups else "tokens") if answers else None
 
 
+MOST_PANELS = 24  # of a figure; each takes .05 s to draw
 PANEL = 165  # units that a panel takes with its title above and the numbers below
 
 
@@ -469,6 +470,7 @@ def depths(report: RunReport) -> Drawing | None:
             ends = dict((kept[0], kept[-1]))
             said.append(f"{name} {item.draft} {', '.join(f'{share:.2f} at depth {depth}' for depth, share in ends.items())}")
         panels.append((name, curves))
+    left_out, panels = len(panels) - MOST_PANELS, panels[:MOST_PANELS]
     drafts = [draft for draft in report.run.drafts if any(item.draft == draft for same in texts.values() for item in same)]
     legend = _legend(report, drafts)
     first, columns = _legend_height(legend), 2 if len(panels) > 1 else 1
@@ -487,6 +489,8 @@ def depths(report: RunReport) -> Drawing | None:
         "Solid: the share kept of the drafts reached at each depth in the round; a line that falls means that the draft is "
         f"right at first and wrong later. It ends where fewer than {FEW} drafts were reached."
     )
+    if left_out > 0:
+        caption += f" {fmt.many(left_out, 'more domain')}: see the JSON report."
     if report.answer.draft in drafts:
         mine = fmt.short(str(report.answer.draft))
         caption += (
