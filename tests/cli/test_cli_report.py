@@ -66,7 +66,7 @@ BAD_SETTINGS = {
     "what was measured": ("gammas=[1]", "a report can only change decision.*, costs.* and hybrids.*"),
     "a domain less": ("decision.weights={code: 1.0}", "does not name domain 'story'"),
     "no such draft": ("decision.draft=large", "not among the drafts (small, lookup)"),
-    "measured afterwards": ("costs.context=512", "cannot be measured afterwards"),
+    "measured afterwards": ("costs.context=512", "a report measures no step times"),
     "outside the timed": ("decision.concurrency=65", "65 is outside"),
     "hostile": ("decision.\x1b[2J\u202e\n=1", "unknown key"),
 }

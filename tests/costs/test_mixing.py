@@ -247,7 +247,9 @@ def _costs(ways: list[Decoded]) -> Array:
 
 
 def test_two_gammas_of_one_draft_share_the_error_of_computed_times() -> None:
-    """An error that all verifications have in common cancels between two ways that both verify, in a batch as well."""
+    """An error that all verifications have in common cancels between two ways that both verify, in a batch as well; that of
+    another draft is another one.
+    """
     target = {n: dataclasses.replace(time, relative_error=0.0, shared_error=0.2 * (n > 1)) for n, time in TARGET.items()}
     times, long = StepTimes(target, NOTHING, batch=4), rounds_of(9)
     short = dataclasses.replace(long, drafted=long.drafted[:, :2], accepted=long.accepted[:, :2])
@@ -257,6 +259,9 @@ def test_two_gammas_of_one_draft_share_the_error_of_computed_times() -> None:
     assert gain is not None
     assert single is not None
     assert gain.timing_error < 0.1 * single.timing_error
+    other = mix.gain(mix.decoded([long], times), mix.decoded([long], dataclasses.replace(times, target=dict(target))))
+    assert other is not None
+    assert other.timing_error == pytest.approx(math.sqrt(2) * single.timing_error, rel=0.05)
 
 
 def test_a_table_says_how_many_sequences_are_in_a_step() -> None:
