@@ -147,6 +147,8 @@ def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:
         reason = "an engine's metrics hold no step times, so no speedup"
     if source == NONE:
         reason = "no step times were asked for (costs.source: none), so no speedup and no verdict"
+    elif any(each["code"] in ("not_timed", "out_of_time") for each in manifest.warnings):
+        return  # that says why
     yield note("no_step_times", reason=reason, remedy=remedy)
 
 

@@ -69,6 +69,11 @@ NOTES: Mapping[str, NoteKind] = {
     ),
     # what changes the answer,
     "no_step_times": NoteKind("{reason}", "{remedy}"),
+    "out_of_time": NoteKind(
+        "step times missing: {reason}",
+        "time them with alphaprof profile --resume, with a larger costs.budget or on an idle machine",
+        "own times",
+    ),
     "partial": NoteKind(
         "the run was interrupted: this report covers its first {documents} documents",
         "resume it with alphaprof profile --resume",
@@ -112,11 +117,6 @@ NOTES: Mapping[str, NoteKind] = {
     # and the rest.
     "not_timed": NoteKind("no step times, so no speedup: {reason}", "{remedy}", "own times"),
     "not_timed_there": NoteKind("step times missing: {reason}", "{remedy}", "own times"),
-    "out_of_time": NoteKind(
-        "step times missing: {reason}",
-        "time them with alphaprof profile --resume, with a larger costs.budget or on an idle machine",
-        "own times",
-    ),
     "other_vllm": NoteKind(
         "vLLM {version} is untested with this version of alphaprof; {tried} is tested",
         "compare a few results with your server, or use vLLM {tried}",
