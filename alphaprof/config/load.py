@@ -186,6 +186,9 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     for depth, key in enumerate(keys):
         place = cut(".".join(keys[: depth + 1]), VALUE)
         index: Any = _element(node, key, place) if isinstance(node, list) else key
+        named = keys[0] == "drafts" and depth == 1 and keys[2:] != ["kind"] and isinstance(node, dict) and key not in node
+        if named and (near := difflib.get_close_matches(key, map(str, node), n=1)):
+            raise ProfileInvalid(f"{option}: there is no draft {shown(key)}", f"did you mean drafts.{near[0]}?")
         if depth == len(keys) - 1:
             node[index] = value
             return

@@ -361,6 +361,7 @@ WRONG_OVERRIDES = [
         "or a domain that only one source has",
     ),
     ("target.dtpe=float32", "unknown key target.dtpe", "did you mean dtype?"),
+    ("drafts.smal.dtype=float32", "there is no draft 'smal'", "did you mean drafts.small?"),
 ]
 
 

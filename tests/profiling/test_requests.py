@@ -84,6 +84,17 @@ SPAN = {
     ),
     "gen_ai.tool.definitions": json.dumps([{"type": "function", "name": "look", "parameters": SCHEMA}]),
 }
+
+
+def any_value(value: Any) -> dict[str, Any]:
+    """A value of JSON as the OpenTelemetry protocol writes it."""
+    if isinstance(value, dict):
+        return {"kvlistValue": {"values": [{"key": key, "value": any_value(inner)} for key, inner in value.items()]}}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [any_value(inner) for inner in value]}}
+    return {"boolValue": value} if isinstance(value, bool) else {"stringValue": value}
+
+
 HARMONY = [
     {"role": "system", "content": "Be terse."},
     USER,
@@ -146,6 +157,16 @@ BODIES: dict[str, tuple[str, dict[str, Any], str]] = {  # the column to name, a 
     "a span in attributes": (
         "attributes.gen_ai.input.messages",
         {"attributes": SPAN},
+        f"{SHOWN_TOOLS}<system>Be terse.<user>h\ni<assistant>{CALLED}<model>",
+    ),
+    "a span in attributes of the protocol": (
+        "attributes.gen_ai.input.messages",
+        {"attributes": [{"key": key, "value": {"stringValue": value}} for key, value in SPAN.items()]},
+        f"{SHOWN_TOOLS}<system>Be terse.<user>h\ni<assistant>{CALLED}<model>",
+    ),
+    "a span whose attributes are values": (
+        "attributes.gen_ai.input.messages",
+        {"attributes": [{"key": key, "value": any_value(json.loads(value))} for key, value in SPAN.items()]},
         f"{SHOWN_TOOLS}<system>Be terse.<user>h\ni<assistant>{CALLED}<model>",
     ),
     "channels": (

@@ -42,6 +42,26 @@ def decoded(value: Any) -> Any:
     return value
 
 
+def by_name(value: Any) -> Any:
+    """Return a value, and OpenTelemetry's attributes, [{key, value: {stringValue: ...}}], as the object that they mean."""
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(each, Mapping) and {*each} == {"key", "value"} for each in value)
+    ):
+        return {str(each["key"]): _any_value(each["value"]) for each in value}
+    return value
+
+
+def _any_value(value: Any) -> Any:
+    """Return what an AnyValue of the OpenTelemetry protocol holds: {stringValue: x}, or values of a list or an object."""
+    ((kind, inner),) = value.items() if isinstance(value, Mapping) and len(value) == 1 else [("", value)]
+    values = inner.get("values", []) if isinstance(inner, Mapping) else inner
+    if kind == "arrayValue" and isinstance(values, list):
+        return [_any_value(each) for each in values]
+    return by_name(values) if kind == "kvlistValue" else inner
+
+
 def cell(row: Row, column: str, optional: bool = False) -> Any:
     """Return the cell of a column that must exist, also `outer.inner` of an object, `turns.0` of a list, or of the JSON text
     of either. Raises `LeftOut` if it holds nothing, unless that is allowed, and `BadRow` if it is not there.
@@ -53,7 +73,7 @@ def cell_and_beside(row: Row, column: str, optional: bool = False) -> tuple[Any,
     """Return what `cell` returns, and the object that it stands in: the row, or one in it; {} in a list."""
     found, rest, beside = (row[column], "", row) if column in row else (row, column, row)
     while rest:
-        found = decoded(found)
+        found = by_name(decoded(found))
         beside = found if isinstance(found, Mapping) else {}
         name, _, rest = (rest, "", "") if rest in beside else rest.partition(".")
         if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
