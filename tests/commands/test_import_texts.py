@@ -184,7 +184,7 @@ def test_a_line_is_read_as_servers_and_people_write_it(tmp_path: Path, row: Any,
         ({}, ("--domain", "a", "--domain", "b"), "1 files (1 distinct), given with 2 --domain"),
         ({}, ("--tokenizer", "nowhere"), "--tokenizer nowhere: "),
         ({"prompt_token_ids": [1], "token_ids": [2]}, ("--set", "target.dtype=auto"), "can only change decision.*, costs.*"),
-        ({"prompt_token_ids": [1], "token_ids": [2]}, ("--set", "costs.source=measured"), "cannot be measured afterwards"),
+        ({"prompt_token_ids": [1], "token_ids": [2]}, ("--set", "costs.source=measured"), "a report measures no step times"),
         ({"prompt_token_ids": [1], "token_ids": [2]}, ("--domain-key", "kind"), "'kind' is missing"),
         ({"prompt_token_ids": [1], "choices": 3}, ("--format", "texts"), "prompt_token_ids or token_ids are missing"),
         (
