@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alphaprof.cli.common import OLD_S, write_file
 from alphaprof.report.build import build_report
 from alphaprof.rules import NOT_MODELLED, RULES
 from alphaprof.run.reader import Run
@@ -130,3 +133,13 @@ def test_the_command_prints_the_sections_in_the_order_of_the_table(tmp_path: Pat
     assert code == 0
     assert printed == as_terminal(build_report(run), 150, "notes", "drafts")
     assert printed.index("drafts: ") < printed.index("notes: ")
+
+
+def test_what_a_killed_process_left_beside_an_answer_goes_with_the_next_one(tmp_path: Path) -> None:
+    """Once no process can be writing it any more."""
+    old, young = tmp_path / ".alphaprof-1.tmp", tmp_path / ".alphaprof-2.tmp"
+    for left in (old, young):
+        left.write_text("half an answer")
+    os.utime(old, (time.time() - OLD_S - 1,) * 2)
+    write_file(b"answer", tmp_path / "report.md")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [young.name, "report.md"]

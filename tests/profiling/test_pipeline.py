@@ -401,7 +401,7 @@ def test_running_out_of_memory_halves_batches_and_says_so(
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
         return original(target, documents, ids_drawn)
 
-    monkeypatch.setattr("alphaprof.profiling.shards.generate", small)
+    monkeypatch.setattr("alphaprof.profiling.shard.generate", small)
     path = profile_file(tmp_path, tiny, drafts=SKIP, costs=ROOFLINE)
     run = run_profile(path, tmp_path / "run")
     assert sum(shard.halved_batches for shard in run.shards) > 0
@@ -409,7 +409,7 @@ def test_running_out_of_memory_halves_batches_and_says_so(
     for name in expected:
         if name.startswith("continuations"):
             assert found[name].equals(expected[name])
-    monkeypatch.setattr("alphaprof.profiling.shards.generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr("alphaprof.profiling.shard.generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(OutOfMemory, match=r"out of memory on document \d+"):
         run_profile(path, tmp_path / "other")
 
@@ -601,7 +601,7 @@ def test_prompt_lookup_of_a_run_is_that_of_its_texts(sampled_run: Run) -> None:
 def test_texts_are_measured_again_without_writing_them(
     sampled_run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alphaprof.profiling.shards.generate", None)
+    monkeypatch.setattr("alphaprof.profiling.shard.generate", None)
     options = load_profile(sampled_run.path.parent / "profile.yaml", ["batch_tokens=300", "shard_documents=9"])
     run = profiling.profile(options, tmp_path / "run", Silent(), reuse=sampled_run.path)
     assert run.manifest.reused == str(sampled_run.path)
