@@ -566,7 +566,7 @@ def check_golden(side: RunDraft, reference: str, rule: str | None, gamma: int | 
     return Check(
         outcome="fail" if missed else "pass",
         notes=_notes(asked, (), speedup=False),
-        reason=f"{len(items) - len(missed)} of {fmt.many(len(items), 'golden length')} lie within the run's bounds",
+        reason=f"{len(items) - len(missed)} of {len(items)} golden lengths lie within the run's bounds",
         run=side.label,
         golden=reference,
         draft=side.draft,

@@ -46,7 +46,7 @@ def test_a_reference_of_tensorrt_llm_needs_its_entry_and_a_gamma(run: Run, tmp_p
     assert (held.outcome, item.value, item.gamma) == ("pass", rates["acceptance_length"], 2)
     assert (item.low, item.high) == tuple(rates["acceptance_length_all"][end] for end in ("low", "high"))
     missed = against(run, of_tensorrt(2.9), tmp_path / "al.yaml", "#TestA::test", 2)
-    assert (missed.outcome, missed.reason) == ("fail", "0 of 1 golden length lie within the run's bounds")
+    assert (missed.outcome, missed.reason) == ("fail", "0 of 1 golden lengths lie within the run's bounds")
     assert missed.items[0].note == "at gamma 2 the run is surely below the golden length 2.90"
     text = "\n".join(map(str, missed.blocks()))
     assert "golden" in text
