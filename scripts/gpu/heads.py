@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import torch
 
+from alphaprof.config.options import MeasuredCosts
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.eagle_new import new_head
 from alphaprof.profiling.models.load import Model
@@ -97,7 +97,7 @@ def cost(setting: Setting) -> Iterator[Line]:
     ok = judged(setting, found[0] <= MOST_COST)
     yield Line(f"scoring / bare passes, {TARGET} with a head, {DEPTHS} depths: {spread(found)}", {"ratio": found}, ok)
     context, batch = (16, 2) if setting.tiny else (2048, 8)
-    costs = SimpleNamespace(concurrency=[batch], context=[context], repeats=9, budget=20.0)
+    costs = MeasuredCosts(source="measured", concurrency=[batch], context=[context], repeats=9, budget=20.0)
     text = np.random.default_rng(0).integers(0, target.vocabulary, context).astype(np.int32)
     table = measure(Subjects(target, [head], text, GAMMA), costs, lambda _: None).table.to_pylist()
     ms = {(row["model"], row["step"], row["tokens"]): row["median_ms"] for row in table}
