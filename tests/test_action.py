@@ -294,7 +294,8 @@ def test_the_comment_is_about_the_draft_that_is_checked_and_only_the_report_is_f
     assert re.match(r"<!-- alphaprof \d+ \d+ -->\n## ✅ PASS  ", shown)
     assert "- draft ngram, rule strict" in shown
     assert not re.search(r"\b(?:NO-)?GO\b|UNDECIDED", shown)
-    assert folded[0].startswith("\n<summary>Report of this draft</summary>\n\n## ")
+    assert folded[0].startswith("\n<summary>Report of this draft</summary>\n\n**")
+    assert "**\n\n## " in folded[0]
     report = json.loads(Path(runner.answer["report-json"]).read_text())["answer"]
     assert (report["verdict"], report["draft"]) == (runner.answer["verdict"], "ngram" if timed else None)
     assert posted["body"].count("<details>") == posted["body"].count("</details>") == 1 + len(folded[1:])
