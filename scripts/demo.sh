@@ -53,6 +53,6 @@ for run in runs/demo-sampled runs/demo; do
   .venv/bin/alphaprof report "$run" --format html > "$run/report.html"
 done
 echo "== reports: sampled text, the verdict; then greedy text (in the browser, with figures: report.html beside each run)"
-.venv/bin/alphaprof report runs/demo-sampled | sed -n 4,5p
+.venv/bin/alphaprof report runs/demo-sampled | sed '/^$/q'
 .venv/bin/alphaprof report runs/demo
 echo "$NEXT"

@@ -112,7 +112,7 @@ def _about(report: Report) -> Iterator[str]:
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
     drafted = fmt.many(answer.gamma or 0, "speculative token")
     yield f"{answer.draft}{where}, {drafted}{stop}: {faster}{_whose(report.times)}, {needed}"
-    yield from filter(None, (_pays_below(report), _alike(report), traffic.disagreement))
+    yield from filter(None, ("; ".join(filter(None, (_pays_below(report), _alike(report)))), traffic.disagreement))
     if report.conditions.concurrency > 1:
         asked = [item for item in traffic.load if item.concurrency == report.conditions.concurrency and item.gamma]
         yield from (throughput_of(report, asked, item.throughput) for item in asked)
@@ -255,7 +255,8 @@ def _below(report: Report) -> Iterator[str]:
     shown = [item.answer for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
     basis = "speedup: cross-fitted" if report.traffic.chosen and any(answer.speedup for answer in shown) else ""
     own = "each domain: its own best draft and γ" if basis and len(report.domains) > 1 else ""
-    yield "; ".join(filter(None, (COLUMNS.format(_acceptance_name(report)), own, basis)))
+    yield COLUMNS.format(_acceptance_name(report))
+    yield from filter(None, ("; ".join(filter(None, (own, basis))),))
     if report.traffic.chosen and report.domains and not any(answer.speedup for answer in shown):
         yield "by tokens per round at the largest γ that all drafts have: no draft and no γ is recommended without speedups"
     if any(_head_among_others(report, answer) for answer in shown):
@@ -265,6 +266,8 @@ def _below(report: Report) -> Iterator[str]:
         marks.append(f"{SAME}: no clear difference from the best")
     if any(item.alone for item in report.domains):
         marks.append(f"{ALONE}: not certain for all {len(report.domains)} domains together (Holm)")
+    if report.traffic.slow:
+        marks.append(f"below {report.traffic.min_speedup:g}x in every domain: {', '.join(report.traffic.slow)}")
     if marks:
         yield "; ".join(marks)
     undecided = [item.answer for item in report.domains if item.answer.verdict == "UNDECIDED" and item.answer.held_out]
@@ -285,8 +288,6 @@ def _below(report: Report) -> Iterator[str]:
     untimed = [draft for draft in report.run.drafts if draft not in judged]
     if untimed and judged and None not in judged:
         yield f"no step times: {', '.join(untimed)}"
-    if report.traffic.slow:
-        yield f"below {report.traffic.min_speedup:g}x in every domain: {', '.join(report.traffic.slow)}"
 
 
 def _load_table(report: Report) -> tuple[Table | None, str]:

@@ -127,7 +127,7 @@ def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others
     for line in behind:
         yield from said("", line, most=others + 1, cut=" (--show verdict)")
     yield from said("Times", screen.times)
-    yield from said("Run", screen.run, cut=" (--show verdict)")
+    yield from said("Run", screen.run, most=others, cut=" (--show verdict)")
     yield Text()
     shown, left_out = _domain_lines(screen.table, width)
     yield from shown
@@ -135,7 +135,6 @@ def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others
         yield from said("", f"terminal too narrow to show: {', '.join(left_out)}", indent=0)
     for line in screen.table.below:
         yield from said("", line, indent=0, most=others, cut=" (--show drafts)")
-    yield Text()
     for place, line in enumerate(_load_lines(screen.load, screen.pays) if screen.load else ()):
         yield from said("" if place else "Load", line)
     for place, note in enumerate(screen.notes):
