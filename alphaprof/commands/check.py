@@ -148,7 +148,7 @@ class Check:
     run: str
     baseline: str | None = None  # the older run and its draft; None: judged by thresholds or a decision
     new_target: str | None = None  # the run's target if the baseline had another one
-    golden: str | None = None  # the file of published acceptance lengths that the run was held against
+    golden: str | None = None  # path of the file of published acceptance lengths; None: none was compared with
     draft: str | None  # None: none was chosen, or domains have others
     rule: str
     gamma: int | None  # None: none was chosen, domains have others, or no measure has one
@@ -550,8 +550,9 @@ def check_golden(side: RunDraft, reference: str, rule: str | None, gamma: int | 
         hint = "name the run's domains as the file does, and profile with its numbers of speculative tokens"
         raise OptionInvalid(f"nothing of {reference} can be compared: {why or f'it has no gamma {gamma}'}", hint)
     confidence, items, rules = asked.question.confidence, list[Item](), dict[str, None]()
+    scopes = {domain: scope_of(side, "a check of golden lengths", rule, gamma, domain) for domain, _, _ in wanted}
     for domain, at, length in wanted:
-        scope = scope_of(side, "a check of golden lengths", rule, at, domain)
+        scope = scopes[domain]
         rates = rates_at(scope, at, 1 - (1 - confidence) / len(wanted))
         ends = vars(rates.acceptance_length_all).values()
         value, low, high = (min(1 + (end - 1) / rates.drafting, at + 1.0) for end in ends)

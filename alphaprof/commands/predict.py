@@ -290,9 +290,9 @@ def predict(
     path_overhead: float = 0.0,
 ) -> Prediction:
     """Return the prediction that the options of `alphaprof predict` ask for: by the given cost of a round, or by that
-    computed from the configs of target and draft on some `hardware` (fields of `RooflineCosts`) at a batch and context, for
-    outputs of so many tokens, on a path with some overhead. Raises `OptionInvalid` if both costs or none are given or a
-    block holds fewer drafts, and what `build_prediction`, `read_pair` and `computed_cost` raise.
+    computed from the configs of target and draft on some `hardware` (fields of `RooflineCosts`) at `place`: batch size,
+    tokens of context and tokens of an output. `path_overhead`: see `RoundCost`. Raises `OptionInvalid` if both costs or none
+    are given or a block holds fewer drafts, and what `build_prediction`, `read_pair` and `computed_cost` raise.
     """
     from alphaprof.config.options import RooflineCosts  # pydantic, which formulas do without
 

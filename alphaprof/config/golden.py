@@ -64,7 +64,7 @@ def _checked(lengths: Iterator[Golden], path: str) -> tuple[Golden, ...]:
         most = math.inf if each.gamma is None else each.gamma + 1 if type(each.gamma) is int else 0
         if type(each.length) not in (int, float) or not 1 <= each.length <= most or each.length == math.inf:
             of = f"at {shown(each.gamma)} speculative tokens" if each.gamma is not None else "of its entry"
-            raise ProfileInvalid(f"{path}: {shown(each.length)} {of} is no acceptance length", KNOWN)
+            raise ProfileInvalid(f"{path}: {shown(each.length)} {of} is not an acceptance length", KNOWN)
     if not found:
         raise ProfileInvalid(f"{path} has no acceptance length", KNOWN)
     return found

@@ -139,7 +139,7 @@ def known_rules(specifications: list[str], option: str = "--rules") -> list[str]
 
 def read_tree(path: Path, what: str = "profile", start: str = STARTING) -> dict[str, Any]:
     """Return a profile, or another YAML file as its user calls it, as plain data; of a run the profile in its manifest.
-    Raises `ProfileInvalid`, whose hint is `start` if the file is no mapping.
+    Raises `ProfileInvalid`; `start`: its hint where the file does not hold a mapping.
     """
     name, manifest = cut(str(path)), path / "manifest.json"
     of_run = manifest.is_file()
@@ -182,13 +182,14 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         before = costs.get("source", "auto") if isinstance(costs, dict) else "auto"
         if before != value and (before, value) != ("auto", "measured"):
             tree["costs"] = {}  # options of another source mean nothing to this one
+    drafts = tree.get("drafts")
+    unknown = isinstance(drafts, dict) and keys[0] == "drafts" and len(keys) > 1 and keys[1] not in drafts
+    if unknown and keys[2:] != ["kind"] and (near := difflib.get_close_matches(keys[1], map(str, drafts or ()), n=1)):
+        raise ProfileInvalid(f"{option}: there is no draft {shown(keys[1])}", f"did you mean drafts.{near[0]}?")
     node: Any = tree
     for depth, key in enumerate(keys):
         place = cut(".".join(keys[: depth + 1]), VALUE)
         index: Any = _element(node, key, place) if isinstance(node, list) else key
-        named = keys[0] == "drafts" and depth == 1 and keys[2:] != ["kind"] and isinstance(node, dict) and key not in node
-        if named and (near := difflib.get_close_matches(key, map(str, node), n=1)):
-            raise ProfileInvalid(f"{option}: there is no draft {shown(key)}", f"did you mean drafts.{near[0]}?")
         if depth == len(keys) - 1:
             node[index] = value
             return

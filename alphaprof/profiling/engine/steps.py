@@ -228,7 +228,9 @@ class EngineTimes:
         self._say(words if not out else f"{words}; costs.budget ({budget:g} s) has no time for {', '.join(out)}")
 
     def _seconds(self, rounds: int, names: Sequence[Name] | None = None) -> float:
-        """Return what so many rounds of some engines take, at first sight; None: of all."""
+        """Return the seconds that `rounds` rounds of the engines `names` take, by the first rounds of plain decoding. None:
+        all engines of the plan.
+        """
         turns = 0.0
         for name in [*self._names, PLAIN] if names is None else names:
             each = 1 + 4 * PER_TOKEN * name[1] * (name[0] in self._drafts)

@@ -21,11 +21,11 @@ def conclusion(report: Report) -> str:
     setting = f"{fmt.short(answer.draft, NAME)} with {fmt.many(answer.gamma or 0, 'speculative token')}"
     low, high = (beside(end, asked, 2) for end in (answer.speedup.low, answer.speedup.high))
     faster = f"about {fmt.number(answer.speedup.value)} times as fast"
-    sure = f"{fmt.level(report.confidence)} {{}} bound {{}}"
+    level = fmt.level(report.confidence)
     if answer.verdict == "GO":
-        return f"Turn on {setting}: {faster} ({sure.format('lower', low)}).{_by_domain(report)}"
+        return f"Turn on {setting}: {faster} ({level} lower bound {low}).{_by_domain(report)}"
     if answer.verdict == "NO-GO":
-        over = f"the best, {setting}, is {faster} ({sure.format('upper', high)}); {asked:g} was asked for"
+        over = f"the best, {setting}, is {faster} ({level} upper bound {high}); {asked:g} was asked for"
         return f"Leave speculative decoding off: {over}.{_by_domain(report)}"
     if answer.documents_needed is not None:
         following = f"profile {fmt.count(answer.documents_needed)} documents for an 80% chance of a verdict"
@@ -37,10 +37,10 @@ def conclusion(report: Report) -> str:
 def _unknown(report: Report) -> str:
     """Return what is known without a speedup, why it is open, and the next step."""
     answer, emits = report.answer, ""
-    for each in (item.answer for item in report.drafts[:1]):  # the draft whose rounds emit most
-        if each.draft is not None and each.tokens_per_round is not None:
-            most = fmt.number(each.tokens_per_round.value)
-            emits = f"{fmt.short(each.draft, NAME)} pays where a round costs less than {most} plain decode steps; "
+    best = report.drafts[0].answer if report.drafts else None  # the draft whose rounds emit most
+    if best is not None and best.draft is not None and best.tokens_per_round is not None:
+        most = fmt.number(best.tokens_per_round.value)
+        emits = f"{fmt.short(best.draft, NAME)} pays where a round costs less than {most} plain decode steps; "
     following = f" Next: {answer.remedy}." if answer.remedy else ""
     return f"Not known whether it pays: {emits}{answer.reason}.{following}"
 
