@@ -40,8 +40,8 @@ TABLES = (
     ("Continuations: `continuations/`", "The documents with their token ids.", schema.CONTINUATION_COLUMNS[-2:]),
     (
         "Totals: `totals/draft=NAME/`",
-        "One row per document and rule; reports read these.",
-        schema.totals_columns([4]),
+        "One row per document and rule; reports read these. Of the columns by depth, here 1 to 4, depth 2 is shown.",
+        [column for column in schema.totals_columns([4]) if not column.name.endswith(("_4_1", "_4_3", "_4_4"))],
     ),
     ("Step times: `latency.parquet`", "One row per kind of step.", schema.LATENCY_COLUMNS),
     (
@@ -85,61 +85,67 @@ def columns_page() -> str:
     """The page about the tables of a run."""
     parts = [
         "# Columns\n",
-        "Written by `scripts/make_reference.py` from `alphaprof/run/schema.py`. The Parquet files carry unit and meaning in",
-        "their field metadata. Where columns name gamma (here 4), there is one column for every gamma of the profile.\n",
+        "Look up type, unit, range and meaning of each column of a run's tables. `scripts/make_reference.py` writes this",
+        "page from `alphaprof/run/schema.py`; the Parquet files carry unit and meaning in their metadata. Where columns",
+        "name gamma (here 4), there is one for every gamma of the profile.\n",
     ]
     for title, about, columns in TABLES:
-        parts += [f"## {title}\n", about + "\n", "| column | type | unit | range | meaning |", "|---|---|---|---|---|"]
-        parts += [column_row(column) for column in columns]
-        parts.append("")
+        parts += [f"## {title}\n", about + "\n", *map(column_line, columns), ""]
     return "\n".join(parts)
 
 
-def column_row(column: schema.Column) -> str:
-    """One column as a row of a Markdown table."""
+def column_line(column: schema.Column) -> str:
+    """One column as a line of a list."""
     low, high = column.low, column.high
     bounds = "" if low is None else f"from {low:g}" if high is None else f"{low:g} to {high:g}"
-    doc = column.doc + (" May be null." if column.nullable else "")
-    return f"| `{column.name}` | {column.type_name} | {column.unit} | {bounds} | {doc.replace('|', chr(92) + '|')} |"
+    kind = column.type_name + (" or null" if column.nullable else "")
+    return f"- `{column.name}`, {', '.join(filter(None, (kind, column.unit, bounds)))}: {column.doc}"
 
 
 def profile_page() -> str:
-    """The page about the profile file."""
+    """The page about the profile file. What several groups have in common stands once."""
     parts = [
         "# Profile file\n",
-        "Written by `scripts/make_reference.py` from `alphaprof/config/`. A profile is a YAML file; unknown keys are "
-        "errors.",
-        "Any value can be overridden: `--set target.dtype=float32`, `--set data.code.limit=20` (a source by its domain),",
-        "`--set data.0.limit=20` (or by its index). Relative paths start at the profile file.\n",
+        "Look up every option of a profile: a YAML file, in which unknown keys are errors. Any value can be overridden:",
+        "`--set target.dtype=float32`, `--set data.code.limit=20` (a source by its domain), `--set data.0.limit=20` (or by",
+        "its index). Paths start at the profile file. Options with neither a default nor `required` can be left out.",
+        "`scripts/make_reference.py` writes this page from `alphaprof/config/`.\n",
     ]
+    written: dict[str, str] = {}
     for group, title in GROUPS:
         about = inspect.cleandoc(group.__doc__ or "")
-        rows = [option_row(name, field) for name, field in group.model_fields.items()]
-        if group is options.HeadFileOptions:  # the same keys for every kind but one, so that they stand once
+        rows = [option_line(name, field) for name, field in group.model_fields.items() if name not in ("kind", "source")]
+        if group is options.HeadFileOptions:
             about = "\n".join(f"- `{kind_of(head)}`: {inspect.cleandoc(head.__doc__ or '')}" for head in HEADS)
-            own = [(head, name) for head in HEADS for name in head.model_fields if name not in group.model_fields]
-            rows += [option_row(f"{name}` of `{kind_of(head)}", head.model_fields[name]) for head, name in own]
-        parts += [f"## {title}\n", about + "\n", "| key | type | default | meaning |", "|---|---|---|---|", *rows]
-        parts.append("")
+            block = options.BlockDraft.model_fields["gamma"]
+            rows.append(option_line("gamma", block).replace("`,", "` of dflash and dspark,", 1))
+        same = [row for row in rows if row in written]
+        for place in dict.fromkeys(written[row] for row in same):
+            names = [row.split("`")[1] for row in same if written[row] == place]
+            rows.append(f"- as of {place}: {', '.join(f'`{name}`' for name in names)}")
+        own = [row for row in rows if row not in written]
+        parts += [f"## {title}\n", about + "\n", *own, *([""] if own else [])]
+        written = dict.fromkeys(rows, title) | written
     return "\n".join(parts)
 
 
-def option_row(name: str, field: Any) -> str:
-    """One option as a row of a Markdown table."""
+def option_line(name: str, field: Any) -> str:
+    """One option as a line of a list."""
     if field.is_required():
-        default = "required"
-    elif isinstance(field.default, options.Options):
-        default = "see below"
+        default = ", required"
+    elif field.default is None or isinstance(field.default, options.Options):
+        default = ""
     else:
-        default = f"`{field.default}`"
-    return f"| `{name}` | {type_name(field.annotation)} | {default} | {field.description or 'see below'} |"
+        default = f", default `{field.default}`"
+    about = f": {field.description}" if field.description else ""
+    return f"- `{name}`, {type_name(field.annotation)}{default}{about}"
 
 
 def type_name(annotation: Any) -> str:
     """A type in words."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
-        return ", ".join(str(value) for value in arguments)
+        return " or ".join(str(value) for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(type_name(item) for item in arguments if item is not type(None)))
     if origin is typing.Annotated:
@@ -148,7 +154,7 @@ def type_name(annotation: Any) -> str:
         return f"{'list' if origin is list else 'mapping'} of {type_name(arguments[-1])}"
     if isinstance(annotation, type) and issubclass(annotation, options.Options):
         return "group"
-    return {"str": "text", "int": "integer", "float": "number", "bool": "true, false", "Any": "any"}.get(
+    return {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Any": "any"}.get(
         getattr(annotation, "__name__", str(annotation)), str(annotation)
     )
 
