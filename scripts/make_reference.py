@@ -184,14 +184,14 @@ def rules_table() -> str:
     return "\n".join(rows)
 
 
-def parameters_table() -> str:
+def parameters_list() -> str:
     """The parameters of rules, and how they are written."""
-    rows = ["| written | parameter | from | to | accept more |", "|---|---|---|---|---|"]
+    rows = []
     for name, rule in rules.RULES.items():
         for item in rule.parameters:
-            kind = "whole number" if item.whole else "number"
-            limits = f"{item.low:g} | {item.high:g} | {'larger' if item.relaxes > 0 else 'smaller'} values"
-            rows.append(f"| `{rule_names.spelling(name)}` | {item.name}, {kind} | {limits} |")
+            kind, relaxing = "whole number" if item.whole else "number", "larger" if item.relaxes > 0 else "smaller"
+            limits = f"{kind} from {item.low:g} to {item.high:g}; {relaxing} values accept more"
+            rows.append(f"- `{rule_names.spelling(name)}`: {item.name}, {limits}")
     return "\n".join(rows)
 
 
@@ -244,19 +244,18 @@ def report_page(definitions: dict[str, Any]) -> str:
     class of the report's schema, and the fields to list (default: all).
     """
     text = (DOCS / "report.md").read_text(encoding="utf-8")
-    return FIELDS.sub(lambda found: f"{found[1]}{fields_table(definitions[found[2]], found[3])}\n{found[4]}", text)
+    return FIELDS.sub(lambda found: f"{found[1]}{fields_list(definitions[found[2]], found[3])}\n{found[4]}", text)
 
 
-def fields_table(kind: dict[str, Any], names: str | None) -> str:
-    """Fields of one class as a Markdown table; `names`: those to list, with spaces between."""
+def fields_list(kind: dict[str, Any], names: str | None) -> str:
+    """Fields of one class as a Markdown list; `names`: those to list, with spaces between."""
     fields = kind["properties"]
-    meanings = {name: fields[name]["description"].replace("|", "\\|") for name in (names.split() if names else fields)}
-    return "\n".join(["| field | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in meanings.items())])
+    return "\n".join(f"- `{name}`: {fields[name]['description']}" for name in (names.split() if names else fields))
 
 
 def pages() -> Iterable[tuple[Path, str]]:
     """All pages with their paths."""
-    tables = {"rules": rules_table(), "parameters": parameters_table(), "not modelled": not_modelled_table()}
+    tables = {"rules": rules_table(), "parameters": parameters_list(), "not modelled": not_modelled_table()}
     written = {
         "columns.md": columns_page(),
         "profile.md": profile_page(),

@@ -46,7 +46,7 @@ Needs = tuple[int, int, float, int]  # documents, positions, seconds and bytes o
 class Finding:
     """One thing that was looked at."""
 
-    name: str  # of the check (docs/preflight.md)
+    name: str  # of the check (docs/troubleshooting.md)
     subject: str  # model, source or domain that it is about; run: all of it
     level: Level  # problem: the run would fail, or its numbers would not be those of your traffic
     cause: str  # what was found
