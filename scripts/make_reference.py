@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from alphaprof import rules
 from alphaprof import rules as rule_names
 from alphaprof.commands.schema import json_schema
@@ -86,8 +88,8 @@ def columns_page() -> str:
     parts = [
         "# Columns\n",
         "Look up type, unit, range and meaning of each column of a run's tables. `scripts/make_reference.py` writes this",
-        "page from `alphaprof/run/schema.py`; the Parquet files carry unit and meaning in their metadata. Where columns",
-        "name gamma (here 4), there is one for every gamma of the profile.\n",
+        "page from `alphaprof/run/schema.py`; the Parquet files carry unit and meaning in metadata. Where columns name",
+        "gamma (here 4), there is one for every gamma of the profile. Numbers are at least 0 where nothing else is said.\n",
     ]
     for title, about, columns in TABLES:
         parts += [f"## {title}\n", about + "\n", *map(column_line, columns), ""]
@@ -97,7 +99,10 @@ def columns_page() -> str:
 def column_line(column: schema.Column) -> str:
     """One column as a line of a list."""
     low, high = column.low, column.high
-    bounds = "" if low is None else f"from {low:g}" if high is None else f"{low:g} to {high:g}"
+    if low is None:
+        bounds = "any sign" if pa.types.is_floating(column.type) else ""
+    else:
+        bounds = f"{low:g} to {high:g}" if high is not None else f"from {low:g}" if low else ""
     kind = column.type_name + (" or null" if column.nullable else "")
     return f"- `{column.name}`, {', '.join(filter(None, (kind, column.unit, bounds)))}: {column.doc}"
 

@@ -177,7 +177,7 @@ def test_versions_are_pinned_and_no_expression_stands_in_a_script() -> None:
 @pytest.mark.slow
 def test_the_page_names_every_input_and_output_with_its_default() -> None:
     page = (ROOT / "docs" / "ci.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*?) \|", page, re.MULTILINE))
+    rows = dict(re.findall(r"^- `([a-z-]+)`(?:, default (.*?))?: ", page, re.MULTILINE))
     assert set(rows) == set(ACTION["inputs"])
     assert {name: rows[name].strip("`") for name, given in ACTION["inputs"].items() if given["default"]} == {
         name: given["default"] for name, given in ACTION["inputs"].items() if given["default"]

@@ -158,7 +158,7 @@ def test_errors_and_notes_that_troubleshooting_quotes_are_those_of_the_program()
     """Of an error what stands between the dots, of a note its code."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     source = "".join(path.read_text() for path in (ROOT / "alphaprof").rglob("*.py"))
-    quoted = re.findall(r"^\| `(.*?)` \|", page.split("## Errors")[1], re.MULTILINE)
+    quoted = re.findall(r"^- `(.*?)`: ", page.split("## Errors")[1], re.MULTILINE)
     assert len(quoted) > 10
     parts = {part.strip(" :") for text in quoted for part in text.split("...")}
     notes = {f'"{code}"' for code in re.findall(r"\bnote `(\w+)`", page)}
