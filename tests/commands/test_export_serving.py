@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaprof.commands.export.engines import WRITERS, ServedDraft, export, gamma_schedule, serving_command
+from alphaprof.commands.export.engines import (
+    WRITERS,
+    ServedDraft,
+    export,
+    export_step_costs,
+    gamma_schedule,
+    serving_command,
+)
 from alphaprof.config.engines import FORMATS, VLLM
 from alphaprof.costs.steps import TARGET, StepRow, StepTable
 from alphaprof.costs.timing import step_times
@@ -330,6 +337,22 @@ def test_a_schedule_as_each_engine_takes_it(run: Run, tmp_path: Path) -> None:
     model = RunDraft(run, "small").asked(side.run.manifest.config)
     with pytest.raises(OptionInvalid, match="one gamma for all concurrencies"):
         export(model, "sglang-adaptive", domain="code")  # of heads alone
+
+
+def test_sglangs_step_costs_add_up_to_the_run_s_step_times(run: Run, tmp_path: Path) -> None:
+    """As its planner reads them: between two probes linear, beyond the ends constant."""
+    side = RunDraft(run, "small").asked(table(tmp_path / "times.csv", run))
+    made = export_step_costs(side, gamma=3)
+    costs = json.loads(made.text)
+    for size, n in ((1, 1), (1, 4), (4, 2), (16, 4)):
+        alpha = np.interp(size, costs["bs_probes"], costs["alpha_seconds"])
+        theta = np.interp(size * n, costs["m_probes"], costs["theta_seconds"])
+        expected = (10 + size * n + 3 * 0.6 * size) / 1000  # `table`
+        assert costs["bias_seconds"] + alpha + theta == pytest.approx(expected, rel=1e-9)
+    assert costs["alpha_seconds"][0] == costs["theta_seconds"][0] == 0 < costs["bias_seconds"]  # which SGLang demands
+    assert made.notes == ("3 tokens are drafted in each round; the sum is within 0.0% of all step times (1, 4, 16)",)
+    with pytest.raises(OptionInvalid, match="no step times of 3 drafts"):
+        export_step_costs(RunDraft(run, "small").asked(run.manifest.config | {"costs": {"source": "none"}}), gamma=3)
 
 
 def test_more_drafts_than_mtp_modules_are_a_multiple_of_them(run: Run) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alphaprof.commands.export.formats import ADAPTIVE, RATES, Artefact
+import numpy as np
+
+from alphaprof.commands.export.formats import ADAPTIVE, RATES, STEP_COSTS, Artefact
 from alphaprof.config.engines import LLAMACPP, SGLANG, V1, V2, VLLM, Engine, Method, engine_of, vllm_speculation
-from alphaprof.costs.rounds import UNTIMED, free_draft
+from alphaprof.costs.rounds import UNTIMED, free_draft, full_round_costs
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import interval
 from alphaprof.report.rates import rates_at
@@ -189,6 +191,35 @@ def export(
     if schedule is not None and to not in SCHEDULED:
         notes.append(f"gamma by concurrency: --to {ADAPTIVE}")
     return Artefact(WRITERS[to](served), tuple(notes), tuple(warnings))
+
+
+def export_step_costs(
+    side: RunDraft, *, rule: str | None = None, gamma: int | None = None, domain: str | None = None
+) -> Artefact:
+    """Return step costs by which SGLang 0.5.23 budgets the drafts of DSpark (`--speculative-dspark-sps-table-path`): a step
+    of N requests in which m tokens are verified takes bias + alpha(N) + theta(m) seconds. Fitted by least squares to the
+    run's step times, of rounds that draft `gamma` tokens (None: the most of the run). Raises `OptionInvalid` without step
+    times, and what `scope_of` raises.
+    """
+    scope, drafts = scope_of(side, STEP_COSTS, rule, gamma, domain), gamma or max(side.gammas)
+    cells: list[tuple[int, int, float]] = []
+    for size, known in ((size, scope.costs.times(size)) for size in scope.costs.concurrencies) if scope.costs else ():
+        if (times := known.get(side.draft)) and times.covers(drafts):
+            drafting = full_round_costs(times, drafts)[drafts] * times.decode.ms - times.target[drafts + 1].ms
+            cells += [(size, size * n, (drafting + times.target[n].ms) / 1000) for n in range(1, drafts + 2)]
+    if not cells:
+        raise OptionInvalid(f"{side.label} has no step times of {drafts} drafts", "name fewer with --gamma, or set costs")
+    requests, tokens = sorted({size for size, _, _ in cells}), sorted({verified for _, verified, _ in cells})
+    seconds = np.array([took for _, _, took in cells])
+    terms = np.array(
+        [[*(n == size for n in requests), *(m == verified for m in tokens)] for size, verified, _ in cells], float
+    )
+    fit = np.linalg.lstsq(terms, seconds)[0]
+    alpha, theta = fit[: len(requests)], fit[len(requests) :]
+    found = {"bias_seconds": alpha[0] + theta[0], "bs_probes": requests, "alpha_seconds": list(alpha - alpha[0])}
+    found |= {"m_probes": tokens, "theta_seconds": list(theta - theta[0])}
+    error = f"the sum is within {np.abs(terms @ fit / seconds - 1).max():.1%} of all step times ({_timed(scope)})"
+    return Artefact(json.dumps(found) + "\n", (f"{drafts} tokens are drafted in each round; {error}",), ())
 
 
 def gamma_schedule(scope: Scope, best: int) -> Schedule | None:

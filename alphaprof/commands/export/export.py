@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alphaprof.commands.export import engines
-from alphaprof.commands.export.formats import LENGTHS, PROFILE, RATES, TEXTS, Artefact
+from alphaprof.commands.export.formats import LENGTHS, PROFILE, RATES, STEP_COSTS, TEXTS, Artefact
 from alphaprof.commands.export.rates import export_lengths, export_profile, export_rates
 from alphaprof.commands.export.texts import export_texts
 from alphaprof.config.engines import engine_of
@@ -35,7 +35,7 @@ def export(
     chosen, side = known_rules([rule], "--rule")[0] if rule else None, side_of(run)
     if overrides:
         side = side.asked(changed_question(side.run.manifest.config, list(overrides)))
-    acceptance = {RATES: export_rates, LENGTHS: export_lengths, PROFILE: export_profile}
-    if to in acceptance:
-        return acceptance[to](side, rule=chosen, gamma=gamma, domain=domain)
+    measured = {RATES: export_rates, LENGTHS: export_lengths, PROFILE: export_profile, STEP_COSTS: engines.export_step_costs}
+    if to in measured:
+        return measured[to](side, rule=chosen, gamma=gamma, domain=domain)
     return engines.export(side, to, rule=chosen, gamma=gamma, domain=domain, version=version)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from alphaprof.config.engines import FORMATS
 
 RATES, LENGTHS, TEXTS, ADAPTIVE = "rates", "inferencex", "texts", "sglang-adaptive"
-PROFILE = "speculation-profile"
+PROFILE, STEP_COSTS = "speculation-profile", "sglang-step-costs"
 ABOUT = {name: f"start options of {engines[0].name}" for name, engines in FORMATS.items()} | {
     ADAPTIVE: "SGLang's file of gamma by concurrency",
+    STEP_COSTS: "SGLang's file of step costs, from which it budgets the drafts of DSpark",
     RATES: "acceptance by depth and gamma, as JSON for simulators and synthetic acceptance",
     LENGTHS: "acceptance length by domain and gamma, as YAML of InferenceX's golden curves",
     PROFILE: "ModelOpt's speculation_profile.json, which travels with a draft's checkpoint",
