@@ -21,7 +21,8 @@ import pytest
 import yaml
 
 from alphaprof.commands.export.engines import export
-from alphaprof.commands.validate.engine import rounds_of, validate_by
+from alphaprof.commands.validate.engine import Decoding, rounds_of, validate_by
+from alphaprof.commands.validate.measure import DecodableText
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import MeasuredCosts, VllmOptions
 from alphaprof.costs.timing import reach
@@ -34,6 +35,7 @@ from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineTimes, specula
 from alphaprof.profiling.engine.texts import checked_ids
 from alphaprof.profiling.engine.vllm_worker import Forced, SteppedEngine
 from alphaprof.profiling.profile import load
+from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing import latency
 from alphaprof.profiling.timing.latency import Timed
 from alphaprof.run.manifest import DraftFacts
@@ -247,8 +249,8 @@ def test_with_room_for_two_engines_plain_decoding_takes_turns_with_every_other(
     engines.cpu = True
     used = list[tuple[str, int]]()
 
-    def use(name: tuple[str, int], engine: Engine) -> None:
-        assert [each for each in engines.running if not each.stopped] == [engine]
+    def use(name: tuple[str, int], engine: Engine, beside: Engine | None) -> None:
+        assert engines.running == {each for each in (engine, beside) if each is not None}
         used.append(name)
 
     timed = timed_by(engines, monkeypatch, tmp_path, use=use)
@@ -432,6 +434,45 @@ ROUNDS = {
 def test_rounds_of_an_answer(answer: dict[str, Any], drafted: list[int], accepted: list[int]) -> None:
     found = rounds_of(answer)
     assert (found[0].tolist(), found[1].tolist()) == (drafted, accepted)
+
+
+NONE_DRAFTED: dict[str, list[int]] = {"accepted": [], "drafted": []}
+
+
+class Writer:
+    """Stands in for an engine that takes `ms` a token at first; the machine becomes slower with every text."""
+
+    def __init__(self, clock: list[float], ms: float) -> None:
+        self.clock, self.ms, self.stopped = clock, ms, False
+
+    def pause(self, stopped: bool = True) -> None:
+        self.stopped = stopped
+
+    def write(self, prompts: list[dict[str, Any]], concurrency: int) -> Iterator[dict[str, Any]]:
+        assert not self.stopped
+        for place, prompt in enumerate(prompts):
+            self.clock[0] += 0.05
+            count, ms = prompt["max_tokens"] - 1, self.ms * self.clock[0]
+            yield {"place": place, "ids": [1] * (count + 1), "rounds": count, "emitted": count, "wall_ms": ms} | NONE_DRAFTED
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_texts_are_decoded_in_turn_with_plain_decoding_of_the_same_minutes(tmp_path: Path, together: int) -> None:
+    run, clock = write_run(tmp_path / "run", Recipe()), [1.0]
+    plain, drafted, name = Writer(clock, 8.0), Writer(clock, 4.0), next(iter(run.manifest.drafts))
+    document = Document(0, "code", None, 0, 0, np.array([1]), None, False, 9, "generate", True)
+    decoding = Decoding(run, [DecodableText(document, np.array([1] * 9))] * 3, 2, together, Silent())
+    decoding.decode(PLAIN, plain)  # type: ignore[arg-type]
+    decoding.decode((name, 3), drafted, plain)  # type: ignore[arg-type]
+    assert drafted.stopped
+    decoding.decode(PLAIN, plain)  # type: ignore[arg-type]
+    times = decoding.times("strict", ["strict"], 0, 0)
+    (way,) = times.drafted
+    assert way.plain_s is not None
+    assert way.plain_s.shape == way.wall_s.shape == (2, 3)
+    assert way.plain_s.sum() / way.wall_s.sum() == pytest.approx(2.0, rel=0.1)
+    apart = [seconds.sum() / way.wall_s[repeat].sum() for repeat, seconds in enumerate(times.plain.wall_s)]
+    assert max(abs(ratio / 2 - 1) for ratio in apart) > 0.15
 
 
 @pytest.mark.demo_model

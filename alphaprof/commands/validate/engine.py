@@ -102,15 +102,18 @@ def _validate_in_vllm(
 
 
 class Decoding:
-    """Decodes every document by every engine, `repeats` times, while it runs. Half of the plain repeats come at the end."""
+    """Decodes every document by every engine, `repeats` times, while it runs, and plainly in turn with it where a plain
+    engine waits beside it: a machine whose speed drifts slows both down. Half of the other plain repeats come at the end.
+    """
 
     def __init__(self, run: Run, texts: Sequence[DecodableText], repeats: int, concurrency: int, progress: Progress) -> None:
         self._drafts, self._texts, self._progress = run.manifest.drafts, texts, progress
         self._prompts = [prompt_of(text.document, run.manifest.target.eos) for text in texts]
         self._repeats, self._concurrency = repeats, concurrency
         self._found: dict[Name, list[dict[int, Decoded]]] = {}  # [repeats], by text
+        self._beside: dict[Name, list[dict[int, Decoded]]] = {}  # plainly, in turn with each of these
 
-    def decode(self, name: Name, engine: VllmEngine) -> None:
+    def decode(self, name: Name, engine: VllmEngine, beside: VllmEngine | None = None) -> None:
         """Decode by an engine that runs: one document after another, or all together."""
         if name != PLAIN and name[0] not in self._drafts:
             return
@@ -120,17 +123,27 @@ class Decoding:
         if not repeats:
             return
         count, together = len(self._texts), self._concurrency
-        self._progress.start(f"decoding by {name[0]}", repeats * count, "texts")
-        for _ in engine.write(self._prompts[:together], together):
-            pass  # warms up
+        turns = [(found, engine, beside)]
+        if beside is not None:
+            turns.append((self._beside.setdefault(name, []), beside, engine))
+        self._progress.start(f"decoding by {name[0]}", repeats * count * len(turns), "texts")
+        for _, running, other in turns:
+            self._written(range(together), running, other)  # warms up
         groups = [[row] for row in range(count)] if together == 1 else [list(range(count))]
         for _ in range(repeats):
-            decoded = dict[int, Decoded]()
-            for group in groups:
-                for answer in engine.write([self._prompts[row] for row in group], together):
-                    decoded[group[answer["place"]]] = _decoded(answer)
-                    self._progress.advance(1, positions=len(answer["ids"]))
-            found.append(decoded)
+            for texts, _, _ in turns:
+                texts.append({})
+            for group, (texts, running, other) in itertools.product(groups, turns):
+                texts[-1] |= {row: _decoded(answer) for row, answer in self._written(group, running, other)}
+                self._progress.advance(len(group), positions=sum(len(texts[-1][row].ids) for row in group))
+
+    def _written(self, rows: Sequence[int], engine: VllmEngine, other: VllmEngine | None) -> list[tuple[int, Answer]]:
+        """Return what an engine answers to the prompts of some texts, while the `other` one is stopped."""
+        if other is not None:
+            other.pause()
+            engine.pause(False)
+        answers = engine.write([self._prompts[row] for row in rows], self._concurrency)
+        return [(rows[answer["place"]], answer) for answer in answers]
 
     def times(self, rule: str, rules: Sequence[str], short: int, foreign: int) -> DecodingTimes:
         """Return the times of all texts: plainly, and with each draft by each of the rules on the texts that it is for."""
@@ -139,8 +152,11 @@ class Decoding:
         drafted = [name for name in self._found if name != PLAIN]
         for name, by in ((PLAIN, None), *itertools.product(drafted, dict.fromkeys(rules))):
             if rows := [row for row, own in enumerate(of_texts) if by in (None, own)]:
-                table = [[decoded[row] for row in rows] for decoded in self._found[name]]
-                decodings.append(collected((name[0] if by else None, by, name[1]), rows, table, self._texts))
+                of, beside = (
+                    [[decoded[row] for row in rows] for decoded in found.get(name, ())]
+                    for found in (self._found, self._beside)
+                )
+                decodings.append(collected((name[0] if by else None, by, name[1]), rows, of, self._texts, plainly=beside))
         numbers = np.array([text.document.document for text in self._texts])
         return DecodingTimes(numbers, decodings[0], tuple(decodings[1:]), short, foreign)
 

@@ -151,11 +151,14 @@ def collected(
     table: list[list[Decoded]],
     texts: Sequence[DecodableText],
     regret: np.ndarray[Any, Any] | None = None,
+    plainly: list[list[Decoded]] | None = None,
 ) -> Decodings:
-    """Return the decodings [repeats][documents] of one way (draft, rule and gamma), which decoded `rows` of the texts."""
+    """Return the decodings [repeats][documents] of one way (draft, rule and gamma), which decoded `rows` of the texts;
+    `plainly`: those of plain decoding in turn with it.
+    """
     draft, rule, gamma = way
 
-    def taken(name: str) -> np.ndarray[Any, Any]:
+    def taken(name: str, table: list[list[Decoded]] = table) -> np.ndarray[Any, Any]:
         return np.array([[getattr(decoded, name) for decoded in row] for row in table])
 
     first = table[0]
@@ -173,4 +176,5 @@ def collected(
         accepted=np.array([by_depth(decoded.accepted, gamma) for decoded in first]),
         same_text=np.array([np.array_equal(one.ids, texts[row].ids) for one, row in zip(first, rows, strict=True)]),
         regret=regret,
+        plain_s=taken("decode_s", plainly) if plainly else None,
     )

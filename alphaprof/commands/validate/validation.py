@@ -299,10 +299,11 @@ class Decodings:
 
     `rows` [documents]: their places among all that were decoded, ascending. Seconds [repeats, documents]: `wall_s` of
     everything after the first token, `draft_s` and `verify_s` the parts of it that drafting and verification took (NaN: not
-    known). Counts of the first repeat: `tokens` emitted by rounds, `rounds` [documents];
-    `drafted`, `accepted` [documents, gamma] rounds whose first d = 1..gamma tokens were drafted, and accepted. `same_text`
-    [documents]: the text is the profiled one. `regret` [documents], of lossy rules and of plain decoding beside them: sum
-    over the text of log p(top) - log p(token), p the target's plain softmax, in nats.
+    known), `plain_s` of plain decoding in turn with it (None: that of `DecodingTimes.plain` counts). Counts of the first
+    repeat: `tokens` emitted by rounds, `rounds` [documents]; `drafted`, `accepted` [documents, gamma] rounds whose first
+    d = 1..gamma tokens were drafted, and accepted. `same_text` [documents]: the text is the profiled one. `regret`
+    [documents], of lossy rules and of plain decoding beside them: sum over the text of log p(top) - log p(token), p the
+    target's plain softmax, in nats.
     """
 
     draft: str | None
@@ -318,6 +319,7 @@ class Decodings:
     accepted: Array
     same_text: Array
     regret: Array | None = None
+    plain_s: Array | None = None
 
     def of(self, rows: Array) -> Decodings:
         """Return the decodings of some of its documents, given by their places among all."""
@@ -506,7 +508,8 @@ def _compared_cell(
         unit, verified = times.decode.ms / float(counts.rounds.sum()), counts.drafted.shape[1] + 1
         predicted_round = RoundTime(sum(parts[verified:]) * unit, sum(parts[:verified]) * unit, other * unit)
 
-    wall, error = TimedPair(plain.wall_s, way.wall_s, plain.tokens, way.tokens), None
+    plain_s = plain.wall_s if way.plain_s is None else way.plain_s
+    wall, error = TimedPair(plain_s, way.wall_s, plain.tokens, way.tokens), None
     if faster is not None and counts is not None and times is not None:
         timing = (faster.timing_error**2, faster.timing_freedom)
         error = wall.error(faster.value, time_spent(counts, times) / np.maximum(counts.tokens, 1), timing)
@@ -542,7 +545,7 @@ def _compared_cell(
         error=error,
         same_text=None if by_chance else int(way.same_text.sum()),
         same_rounds=same_rounds,
-        decode_ms=PredictedMeasured(times.decode.ms if times else None, _typical(plain.wall_s) / steps if steps else None),
+        decode_ms=PredictedMeasured(times.decode.ms if times else None, _typical(plain_s) / steps if steps else None),
         predicted_round_ms=predicted_round,
         measured_round_ms=measured_round,
         excess_regret=excess,

@@ -87,14 +87,14 @@ def time_engines(
     keep: Callable[[pa.Table], None] = lambda _: None,
     decoded: Sequence[int] = (),
     drawn: Mapping[str, str] | None = None,
-    use: Callable[[Name, VllmEngine], None] | None = None,
+    use: Callable[[Name, VllmEngine, VllmEngine | None], None] | None = None,
 ) -> Timed:
     """Time the steps of rounds of up to the largest γ of the profile, in one engine after another.
 
     `known`: rows of earlier starts; those that lack rounds are timed, or all if none does. `keep` takes all rows after each
-    engine. `decoded`: gammas of which each has an engine, for `use`, which is called with every engine while it runs;
-    `drawn`: vLLM's settings of drafts that are drawn from q. `tick` is called with the share of all time that has passed
-    since. Raises `EngineFailed`, and `NotTimed`.
+    engine. `decoded`: gammas of which each has an engine, for `use`, which is called with every engine while it runs, and
+    with the plain one that waits beside it; `drawn`: vLLM's settings of drafts that are drawn from q. `tick` is called with
+    the share of all time that has passed since. Raises `EngineFailed`, and `NotTimed`.
     """
     gamma = max(options.gammas)
     forced = {"method": "custom_class", "model": "vllm_worker.Forced", "num_speculative_tokens": gamma}
@@ -122,10 +122,7 @@ def time_engines(
     def timed(name: Name, running: VllmEngine, beside: VllmEngine | None = None) -> None:
         timing.time(name, running, beside)
         if use is not None:
-            if beside is not None:
-                beside.pause()
-                running.pause(False)
-            use(name, running)
+            use(name, running, beside)
 
     free = free_memory()
     with started(PLAIN) as plain:
@@ -142,7 +139,7 @@ def time_engines(
                 timed(name, running, beside)
         if beside is not None and use is not None:
             beside.pause(False)
-            use(PLAIN, beside)
+            use(PLAIN, beside, None)
     if beside is None:
         with started(PLAIN) as plain:
             timed(PLAIN, plain)
