@@ -103,12 +103,12 @@ class Cause:
 
 @dataclass(frozen=True)
 class Speed:
-    """A time of the server with and without speculation, and how the run predicts it to change."""
+    """A number of the server with and without speculation, and how the run predicts it to change."""
 
     name: str
     plain: float | None  # None: the page does not tell
     speculative: float | None
-    speedup: float | None  # of the server
+    speedup: float | None  # of the server; None: not a time
     predicted: Interval | None  # None: the run has no step times, or predicts no such time
 
 
@@ -212,7 +212,9 @@ class Diagnosis:
                 )
                 for item in self.speeds
             )
-            yield table_of_rows("speed", ("", "plain", "speculative", "speedup", "predicted"), values)
+            yield table_of_rows(
+                "the server with and without speculation", ("", "plain", "speculative", "speedup", "predicted"), values
+            )
 
 
 def next_step(answer: Diagnosis) -> str:
@@ -848,10 +850,12 @@ def plain_times(pages: Sequence[str], labels: Sequence[str]) -> dict[str, float 
 
 
 def speeds_of(run: Served, known: Served, plain: Mapping[str, float | None]) -> Iterator[Speed]:
-    """Yield the times that users of a server feel, without (`plain`) and with speculation."""
+    """Yield the times that users of a server feel and what fills its KV cache, without (`plain`) and with speculation."""
     each = {name: (before, known.times.get(name)) for name, before in plain.items()}
     for name, (before, after) in each.items():
-        ratio = before / after if before and after else None
+        if before is None and after is None:
+            continue
+        ratio = before / after if before and after and name.startswith("ms") else None
         if name == GAP:
             rates = [1e3 / ms if ms else None for ms in (before, after)]
             yield Speed("tokens/s of a request", rates[0], rates[1], ratio, run.speedup)

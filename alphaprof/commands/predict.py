@@ -70,6 +70,7 @@ class ComputedCost:
     factor: float
     accuracy: str  # what the times are made of, in words
     fits: bool  # the target's weights and the caches of the batch fit in the devices' memory
+    slots: tuple[float, float] | None  # tokens that the KV cache has room for, without and with the draft; None: none
     output: int  # tokens of an output; its prompt fills the rest of the context
     prefill_ms: float  # of that prompt by the target
     draft_prefill_ms: float  # and by the draft
@@ -112,7 +113,7 @@ class Prediction:
     """What was assumed, and what follows for each gamma. `engine_rate`: what alpha was worked out from (None: given)."""
 
     format: ClassVar[str] = "alphaprof-predict"
-    version: ClassVar[str] = "3.1"
+    version: ClassVar[str] = "3.2"
 
     alpha: float | None  # share of positions with a proposal where it is kept; None: rates by depth were given
     coverage: float  # share of positions with a proposal
@@ -364,6 +365,7 @@ def computed_cost(
 ) -> ComputedCost:
     """Return what rounds of up to `gamma` drafts cost. Raises `OptionInvalid` for an unknown accelerator or preset."""
     from alphaprof.costs.cost_model import accuracy, fits, roofline_rows  # the readers of runs, which formulas do without
+    from alphaprof.costs.roofline import cache_slots
     from alphaprof.costs.rounds import full_round_costs
     from alphaprof.costs.steps import TARGET, StepTable
 
@@ -403,6 +405,7 @@ def computed_cost(
         factor=factor,
         accuracy=words,
         fits=fits(asked, pair.target, batch, context),
+        slots=cache_slots(pair.target, pair.draft, ACCELERATORS[asked.accelerator].memory, asked.tp, form.module),
         output=output,
         prefill_ms=prefill[TARGET],
         draft_prefill_ms=prefill["draft"],
@@ -568,3 +571,5 @@ def _assumed_lines(prediction: Prediction) -> Iterator[str]:
             f"{fmt.number(computed.verify_ms[-1])} ms, {draft}{first}, the engine "
             f"{fmt.number(computed.round_ms)} ms a round"
         )
+        if computed.slots is not None:
+            yield fmt.slots(*computed.slots)

@@ -33,6 +33,8 @@ class Accelerator:
 # Measured under vLLM, of an H200 under SGLang (docs/costs.md). An H100's is that of verifications in whole rounds.
 _COMPUTE_SHARES = {"a100-40gb": 0.565, "a100-80gb": 0.565, "h100-sxm": 0.36, "h20": 1.0, "h200": 0.5}
 _CACHE_SHARES = {"a100-40gb": 0.86}
+# Of other vendors than the measured ones: their kernels are in no published cell.
+_UNLIKE = ("arc-pro-b60", "arc-pro-b70", "mi300x", "mi350x", "mi355x", "r9700", "rx-7900-xtx", "strix-halo")
 _AMPERE = ("a10", "a100-40gb", "a100-80gb", "rtx-3090")
 # The vendors' data-sheet figures, one device each: matrix units, bfloat16 inputs, float32 sums, no sparsity.
 ACCELERATORS = {
@@ -49,7 +51,12 @@ ACCELERATORS = {
         ("a10", 0.600, 125, 24),
         ("a100-40gb", 1.555, 312, 40),  # SXM
         ("a100-80gb", 2.039, 312, 80),  # SXM
+        ("arc-pro-b60", 0.456, 98, 24),  # half of its INT8 figure
+        ("arc-pro-b70", 0.608, 184, 32),  # half of its INT8 figure
         ("b200", 8.0, 2250, 180),  # an eighth of a DGX B200
+        ("b300", 8.0, 2250, 288),  # an eighth of an HGX B300
+        ("gb10", 0.273, 125, 128),  # an eighth of its sparse FP4 figure
+        ("gb200", 8.0, 2500, 186),  # of the 72 GPUs of an NVL72
         ("h100-pcie", 2.0, 756, 80),
         ("h100-sxm", 3.35, 989, 80),
         ("h20", 4.0, 148, 96),
@@ -57,8 +64,18 @@ ACCELERATORS = {
         ("l4", 0.300, 121, 24),
         ("l40s", 0.864, 362, 48),
         ("mi300x", 5.3, 1307, 192),
+        ("mi350x", 8.0, 2307, 288),
+        ("mi355x", 8.0, 2517, 288),
+        ("r9700", 0.640, 191, 32),
         ("rtx-3090", 0.936, 71, 24),
         ("rtx-4090", 1.008, 165, 24),
+        ("rtx-5060-ti", 0.448, 47, 16),
+        ("rtx-5090", 1.792, 209, 32),
+        ("rtx-pro-4000", 0.672, 188, 24),  # Blackwell, as those below
+        ("rtx-pro-4500", 0.896, 220, 32),
+        ("rtx-pro-6000", 1.792, 504, 96),
+        ("rx-7900-xtx", 0.960, 123, 24),
+        ("strix-halo", 0.256, 59, 128),  # 40 compute units at 2.9 GHz
     )
 }
 # What CUDA and ROCm call them. Others of the same family (A10G, H100 NVL, RTX 4090 D, a part of a GPU) have other figures.
@@ -75,8 +92,23 @@ DEVICES = {
     "NVIDIA L40S": "l40s",
     "AMD Instinct MI300X": "mi300x",
     "AMD Instinct MI300X OAM": "mi300x",
+    "AMD Instinct MI350X": "mi350x",
+    "AMD Instinct MI355X": "mi355x",
+    "AMD Radeon AI PRO R9700": "r9700",
+    "AMD Radeon RX 7900 XTX": "rx-7900-xtx",
+    "Intel(R) Arc(TM) Pro B60 Graphics": "arc-pro-b60",
+    "Intel(R) Arc(TM) Pro B70 Graphics": "arc-pro-b70",
+    "NVIDIA B300 SXM6 AC": "b300",
+    "NVIDIA GB10": "gb10",
+    "NVIDIA GB200": "gb200",
     "NVIDIA GeForce RTX 3090": "rtx-3090",
     "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA GeForce RTX 5060 Ti": "rtx-5060-ti",
+    "NVIDIA GeForce RTX 5090": "rtx-5090",
+    "NVIDIA RTX PRO 4000 Blackwell": "rtx-pro-4000",
+    "NVIDIA RTX PRO 4500 Blackwell": "rtx-pro-4500",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
 }
 
 
@@ -149,7 +181,7 @@ class Preset:
             return ELSEWHERE
         if self.accelerator is not None:
             return self.factor if accelerator == self.accelerator else ELSEWHERE
-        if with_experts or tp > 1:
+        if with_experts or tp > 1 or accelerator in _UNLIKE:
             return ELSEWHERE
         return self.factor if ACCELERATORS[accelerator].compute_share else self.factor_unmeasured
 

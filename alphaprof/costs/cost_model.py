@@ -18,7 +18,7 @@ import numpy as np
 from alphaprof.config.hardware import ACCELERATORS, ELSEWHERE, preset_of
 from alphaprof.config.options import CostOptions, MeasuredCosts, RooflineCosts, TableCosts
 from alphaprof.config.paths import KEPT
-from alphaprof.costs.roofline import draft_memory, step_ms
+from alphaprof.costs.roofline import cache_slots, step_ms
 from alphaprof.costs.rounds import MORE_ROUNDS, StepTimes, Timing
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.costs.steps import TARGET, StepRow, StepTable, Unmeasured, with_path
@@ -199,8 +199,8 @@ class DraftMemoryShare:
     weight_bytes: float  # 0 for layers of the target
     kv_bytes_per_token: float  # of its cache
     kv_share: float  # of the bytes that a token of context takes in both caches
-    pool_share: float | None  # of the target's pool that the draft's weights take; None: the memory is not known
-    lost_share: float | None  # of the tokens of context that the pool holds, with the draft's weights and cache beside
+    slots: float | None  # tokens of context that the cache has room for without the draft; None: the memory is not known
+    slots_with_draft: float | None  # with its weights and its own cache
 
 
 @dataclass(frozen=True)
@@ -521,7 +521,7 @@ def _memory_shares(manifest: Manifest, options: CostOptions) -> Iterator[DraftMe
             continue
         target = _shape(TARGET, manifest.target, options)
         draft, shared = _shape(name, facts, options), facts.shares_target_weights
-        shares = draft_memory(target, draft, memory, tp, shared) if memory else None
+        slots = cache_slots(target, draft, memory, tp, shared) if memory else None
         each, own = target.kv_bytes_per_token, draft.kv_bytes_per_token
         weights = 0.0 if shared else draft.total_weight_bytes
-        yield DraftMemoryShare(name, weights, own, own / (each + own), *(shares or (None, None)))
+        yield DraftMemoryShare(name, weights, own, own / (each + own), *(slots or (None, None)))

@@ -86,12 +86,11 @@ def _overlapped(reading: float, computing: float, p: float) -> float:
     return float((reading**p + computing**p) ** (1 / p))
 
 
-def draft_memory(
+def cache_slots(
     target: ModelShape, draft: ModelShape, memory: float, tp: int = 1, shares_weights: bool = False
 ) -> tuple[float, float] | None:
-    """Return what a draft takes of the memory that the target leaves for its KV cache, on `tp` devices of `memory` bytes
-    each: the share that its weights take, and the share of the tokens of context that are lost to its weights and its own
-    cache, which is lost concurrency when memory is the limit. None if the target alone does not fit.
+    """Return how many tokens of context the KV cache has room for, on `tp` devices of `memory` bytes each: without the
+    draft, and with its weights and its own cache beside. None if the target alone does not fit.
 
     `shares_weights`: the draft is a part of the target and brings a cache only. Every byte is counted as usable; engines
     keep some back for activations (vLLM by default a tenth). Devices beyond the number of KV heads hold copies of them.
@@ -101,4 +100,4 @@ def draft_memory(
         return None
     weights = 0.0 if shares_weights else draft.total_weight_bytes
     own, each = (shape.kv_bytes_per_token * tp / min(tp, shape.kv_heads) for shape in (target, draft))
-    return weights / pool, 1 - max(0.0, pool - weights) / (own + each) / (pool / own)
+    return pool / own, max(0.0, pool - weights) / (own + each)

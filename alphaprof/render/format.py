@@ -117,6 +117,12 @@ def percent(value: float) -> str:
     return f"{text}%"
 
 
+def slots(without: float, with_draft: float) -> str:
+    """Return the tokens that a KV cache has room for without and with a draft, of which engines keep some memory back."""
+    less = percent(1 - with_draft / without)
+    return f"the KV cache has room for {without:,.0f} tokens at most, {with_draft:,.0f} with the draft ({less} less)"
+
+
 def documents(rows: int, clusters: int) -> str:
     """Return how many documents; if some depend on each other, how many independent ones they amount to."""
     return count(rows) if clusters == rows else f"{count(clusters)} of {count(rows)}"

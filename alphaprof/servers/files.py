@@ -21,7 +21,7 @@ Key = tuple[str, str, Labels]  # engine (a key of SERVERS), name (a value of NAM
 Page = dict[Key, float]
 GZIP = b"\x1f\x8b"  # how a compressed file begins
 ADDRESS = ("http://", "https://")
-GAUGES = ("steps", "length")
+GAUGES = ("steps", "length", "slots", "used", "hit_rate")
 
 
 @dataclass(frozen=True)

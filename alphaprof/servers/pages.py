@@ -63,9 +63,25 @@ NAMES = {
     "request_prompt_tokens_count": "requests",
     "num_requests": "requests",
     "iteration_tokens_total_count": "iterations",
+    "cache_config_info": "slots",
+    "max_total_num_tokens": "slots",
+    "kv_cache_usage_perc": "used",
+    "gpu_cache_usage_perc": "used",
+    "kv_cache_usage_ratio": "used",
+    "token_usage": "used",
+    "num_preemptions": "preempted",
+    "num_retracted_requests": "preempted",
+    "prefix_cache_queries": "asked",
+    "gpu_prefix_cache_queries": "asked",
+    "prompt_tokens": "read",
+    "prefix_cache_hits": "cached",
+    "gpu_prefix_cache_hits": "cached",
+    "cached_tokens": "cached",
+    "cache_hit_rate": "hit_rate",
     **{f"{theirs}_{end}": f"{ours}_{end}" for theirs, ours in HISTOGRAMS.items() for end in ("sum", "count", "bucket")},
 }
 GAP = "ms between tokens"
+SLOTS = "vllm:cache_config_info"  # its labels tell the KV cache's blocks, and the tokens of each
 SLACK = 1.01  # of counts that are read one after another while requests run, or from rounded shares
 MOST = 1000  # drafts of a round; counts of more contradict each other
 IN_SOURCE = ("position", "le")  # labels within one source of counters
@@ -99,10 +115,11 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
     try:
         families = text_string_to_metric_families(content.decode())
         for sample in itertools.chain.from_iterable(family.samples for family in families):
-            named = SERIES.match(sample.name) if math.isfinite(sample.value) else None
+            value = _slots(sample.labels) if sample.name == SLOTS else sample.value
+            named = SERIES.match(sample.name) if math.isfinite(value) else None
             if named and (name := NAMES.get(named[2])):
                 float(sample.labels.get("le", 0.0))  # raises for a bound that is no number
-                found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = sample.value
+                found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = value
     except (ValueError, IndexError) as error:  # the parser has no errors of its own
         problem = f"{where} is not a metrics page: {shown(str(error))}"
         raise DataUnreadable(problem, f"save the page in Prometheus' text format, as UTF-8: {SAVE}") from None
@@ -112,6 +129,12 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
             raise ColumnMissing(f"{where} is a metrics page of LMDeploy, whose counters are not read", hint)
         raise ColumnMissing(f"{where} has no counter of vLLM, SGLang or llama.cpp", f"save its page: {SAVE}")
     return found
+
+
+def _slots(labels: Mapping[str, str]) -> float:
+    """Return the tokens that vLLM's KV cache has room for, which its page tells in labels; NaN: it does not."""
+    blocks, size = (labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
+    return float(blocks) * float(size) if blocks.isdecimal() and size.isdecimal() else math.nan
 
 
 def read_pages(places: Sequence[str], seconds: float | None = None, tick: Callable[[float], object] = float) -> list[Page]:
@@ -212,7 +235,7 @@ def counted(pages: Sequence[Page], where: str, labels: Sequence[str] = ()) -> Co
     if pages[0] and not pages[0].keys() & pages[-1].keys():
         raise DataUnreadable("the pages are not from one server run", "save two pages of the same server")
     rises, reset = rises_between(chosen(pages[0]), chosen(pages[-1]))
-    rose = [key for key, rise in rises.items() if rise > 0]
+    rose = [key for key, rise in rises.items() if rise > 0 and key[1] not in GAUGES]
     if asked and not rose:
         known = {f"{name}={value_of(key, name)}" for page in pages for key in page for name in (*APART, *dict(key[2]))}
         problem = "nothing that was counted has these labels"
@@ -321,13 +344,22 @@ def rounds_of(found: Counted, where: str, most: int | None = None) -> CountedRou
 
 
 def times_of(sums: Mapping[str, float]) -> dict[str, float | None]:
-    """Return times in ms by name, on average and at quantiles; None: a page does not tell."""
+    """Return times in ms by name, on average and at quantiles, and what fills the KV cache; None: a page does not tell."""
     decoded = sums.get("written", 0.0) - (sums.get("first_count") or sums.get("requests", 0.0))  # after the first tokens
     times: dict[str, float | None] = {GAP: 1e3 * sums.get("gap_sum", 0.0) / decoded if decoded > 0 else None}
     for about, name in (("ms between outputs", "gap"), ("ms to the first token", "first")):
         bounds = sorted((float(key.split()[1]), n) for key, n in sums.items() if key.startswith(f"{name}_bucket "))
         times |= {f"{about}, p{100 * share:.0f}": bucket_quantile(bounds, share) for share in (0.5, 0.99)}
-    return times
+    asked = sums.get("asked") or sums.get("read")
+    hits = sums["cached"] / asked if asked and "cached" in sums else sums.get("hit_rate")
+    firsts = sums.get("first_count") if "first_sum" in sums else None
+    return times | {
+        "ms to the first token, mean": 1e3 * sums["first_sum"] / firsts if firsts else None,
+        "prefix-cache hits, %": None if hits is None else 100 * hits,
+        "KV cache, tokens": sums.get("slots"),
+        "KV cache in use now, %": 100 * sums["used"] if "used" in sums else None,
+        "preemptions": sums.get("preempted"),
+    }
 
 
 def bucket_quantile(bounds: Sequence[tuple[float, float]], share: float) -> float | None:

@@ -70,7 +70,7 @@ def test_every_cost_reaches_the_formula(console_script: Runner) -> None:
 def test_json_holds_the_librarys_numbers(console_script: Runner) -> None:
     found = json.loads(printed(console_script, *CLAIM, "--format", "json"))
     assert found == as_json(build_prediction(0.75, RoundCost(0.04)))
-    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "3.1", 7)
+    assert (found["format"], found["schema_version"], found["best_gamma"]) == ("alphaprof-predict", "3.2", 7)
     assert (found["alpha"], found["coverage"], found["engine_rate"]) == (0.75, 1.0, None)
     assert found["cost"] == {"draft": 0.04, "verify": 1.0, "overhead": 0.0, "path_overhead": 0.0}
     item = found["gammas"][3]

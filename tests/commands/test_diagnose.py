@@ -35,7 +35,7 @@ from alphaprof.errors import AlphaprofError
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.servers import pages
-from alphaprof.servers.pages import bucket_quantile
+from alphaprof.servers.pages import bucket_quantile, page_of, times_of
 from tests.commands.test_first_look import page
 from tests.commands.test_import import STRICT, as_requests, counted, end_wrong, failure, imported, invoke, response
 from tests.commands.test_import_sglang import STRICT as SGLANG
@@ -643,9 +643,54 @@ def test_speeds_of_both_pages_stand_beside_the_prediction(side: RunDraft, tmp_pa
     assert tokens.predicted.low < tokens.predicted.value < tokens.predicted.high
     median = speeds["ms between outputs, p50"]
     assert (median.plain, median.speculative) == (pytest.approx(10 + 90 * 30 / 80), pytest.approx(6.25))
-    assert speeds["ms to the first token, p99"].plain is None
+    assert not any(name.startswith("ms to the first token") for name in speeds)  # neither page tells
     with pytest.raises(AlphaprofError, match=r"spec.txt counts speculative decoding"):
         diagnose(side, [str(spec)], [str(spec)])
+
+
+OF_VLLM = """vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}",engine="0"}} 1.0
+vllm:kv_cache_usage_perc{{model_name="m"}} {used}
+vllm:num_preemptions_total{{model_name="m"}} {preempted}
+vllm:prefix_cache_queries_total{{model_name="m"}} 200
+vllm:prefix_cache_hits_total{{model_name="m"}} {cached}
+vllm:time_to_first_token_seconds_sum{{model_name="m"}} {first}
+vllm:time_to_first_token_seconds_count{{model_name="m"}} 10
+vllm:generation_tokens_total{{model_name="m"}} 110
+"""
+OF_SGLANG = """sglang:max_total_num_tokens{{model_name="m"}} {slots}
+sglang:token_usage{{model_name="m"}} {used}
+sglang:num_retracted_requests_total{{model_name="m"}} {preempted}
+sglang:prompt_tokens_total{{model_name="m"}} 200
+sglang:cached_tokens_total{{model_name="m",cache_source="device"}} {cached}
+sglang:time_to_first_token_seconds_sum{{model_name="m"}} {first}
+sglang:time_to_first_token_seconds_count{{model_name="m"}} 10
+sglang:generation_tokens_total{{model_name="m"}} 110
+"""
+OF_LLAMA = """llamacpp:kv_cache_usage_ratio {used}
+llamacpp:tokens_predicted_total 110
+"""
+CACHE = {
+    "KV cache, tokens": (101_520, 54_192),
+    "KV cache in use now, %": (pytest.approx(40), pytest.approx(90)),
+    "preemptions": (0, 7),
+    "prefix-cache hits, %": (25, 5),
+    "ms to the first token, mean": (pytest.approx(80), pytest.approx(200)),
+}
+
+
+@each(
+    ("page", "told"),
+    [(OF_VLLM, list(CACHE)), (OF_SGLANG, list(CACHE)), (OF_LLAMA, ["KV cache in use now, %"])],
+    ids=["vllm", "sglang", "llamacpp"],
+)
+def test_what_fills_the_cache_stands_beside_that_of_the_plain_server(page: str, told: list[str]) -> None:
+    """The slots are those of a public measurement of Qwen3-14B without and with a draft model on an RTX 5090."""
+    values = {"used": (0.4, 0.9), "preempted": (0, 7), "cached": (50, 10), "first": (0.8, 2.0)}
+    values |= {"slots": (101_520, 54_192), "blocks": (6345, 3387)}
+    both = [page.format(**{name: each[side] for name, each in values.items()}).encode() for side in (0, 1)]
+    plain, speculative = (times_of(pages.counted([page_of(each, "page")], "page").sums) for each in both)
+    found = {name: (plain[name], speculative[name]) for name in CACHE}
+    assert found == {name: both if name in told else (None, None) for name, both in CACHE.items()}
 
 
 def test_a_quantile_beyond_the_last_bound_is_not_known() -> None:

@@ -298,6 +298,14 @@ def test_a_clock_that_others_disturbed_does_not_decide(tmp_path: Path) -> None:
     assert "idle machine" in caught.value.hint
 
 
+def test_plain_decoding_in_turn_with_a_draft_is_what_it_is_compared_with(tmp_path: Path) -> None:
+    measured = timed(synthetic(tmp_path), 1.0)
+    (way,) = measured.drafted
+    slower = dataclasses.replace(way, wall_s=2 * way.wall_s, plain_s=2 * measured.plain.wall_s)
+    found = build_validation(synthetic(tmp_path / "again"), dataclasses.replace(measured, drafted=(slower,)), 0.1, kept=True)
+    assert found.wall.median == pytest.approx(0.0, abs=1e-9)
+
+
 def test_other_rounds_and_texts_are_counted(tmp_path: Path) -> None:
     whole = synthetic(tmp_path)
     measured = timed(whole, 1.0)

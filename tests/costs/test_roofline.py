@@ -20,7 +20,7 @@ from alphaprof.costs.roofline import (
     Load,
     attention_flops,
     cache_moved,
-    draft_memory,
+    cache_slots,
     experts_touched,
     matrix_flops,
     step_ms,
@@ -305,13 +305,13 @@ def test_the_ratio_of_efficiencies_in_the_docs_is_the_least_squares_fit_to_publi
 
 def test_what_a_draft_takes_of_the_targets_memory_by_hand() -> None:
     target = dataclasses.replace(TOY, kv_bytes=4)  # 2000 bytes of weights, 32 a token
-    # 1000 of the 4000 bytes that are left; 125 tokens fit without the draft, 3000 / 48 with it.
-    assert draft_memory(target, dataclasses.replace(TOY, parameters=500), 6000) == (0.25, 0.5)
-    # 2000 of 10000 bytes; with one KV head both devices hold it: 10000 / 64 tokens without, 8000 / 96 with it.
-    assert draft_memory(target, TOY, 6000, tp=2) == pytest.approx((0.2, 1 - 8000 / 96 / (10000 / 64)))
-    assert draft_memory(target, dataclasses.replace(TOY, parameters=5000), 6000) == (2.5, 1)
-    assert draft_memory(target, TOY, 6000, shares_weights=True) == pytest.approx((0, 1 - 4000 / 48 / 125))
-    assert draft_memory(dataclasses.replace(TOY, parameters=3000), TOY, 6000) is None
+    # Of 4000 bytes that are left the draft's weights take 1000.
+    assert cache_slots(target, dataclasses.replace(TOY, parameters=500), 6000) == (125, 3000 / 48)
+    # With one KV head both devices hold it.
+    assert cache_slots(target, TOY, 6000, tp=2) == (10000 / 64, 8000 / 96)
+    assert cache_slots(target, dataclasses.replace(TOY, parameters=5000), 6000) == (125, 0)
+    assert cache_slots(target, TOY, 6000, shares_weights=True) == (125, 4000 / 48)
+    assert cache_slots(dataclasses.replace(TOY, parameters=3000), TOY, 6000) is None
 
 
 def test_memory_holds_all_that_is_kept_on_every_device_that_keeps_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import resource
 from typing import Any
 
 import pytest
@@ -72,13 +73,20 @@ def test_a_request_has_the_token_ids_of_vllm(
 
 
 @pytest.mark.parametrize(
-    "template", ["{% if a %}" * 5000 + "{% endif %}" * 5000, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"]
+    ("template", "refused"),
+    [
+        ("{% if a %}" * 5000 + "{% endif %}" * 5000, "refused by the chat template"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "refused by the chat template"),
+        ("{{ 'user' * 3000000000 }}", "more than 256 MiB"),
+        ("{{ 'user' | center(3000000000) }}", "more than 256 MiB"),
+    ],
 )
-def test_a_template_without_a_bottom_is_refused(template: str) -> None:
-    words = tiny_tokenizer()
+def test_a_template_without_a_bottom_is_refused(template: str, refused: str) -> None:
+    words, limits = tiny_tokenizer(), resource.getrlimit(resource.RLIMIT_AS)
     words.chat_template = template
-    with pytest.raises(BadRow, match="refused by the chat template"):
+    with pytest.raises(BadRow, match=refused):
         render_chat(words, [{"role": "user", "content": "a"}], {})
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
 
 
 def test_the_record_holds_every_chat_under_every_template() -> None:

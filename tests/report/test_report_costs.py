@@ -444,8 +444,9 @@ def test_a_roofline_says_what_it_is_and_what_a_draft_takes(tmp_path: Path) -> No
     assert memory.kv_share == pytest.approx(
         small.kv_bytes_per_token / (small.kv_bytes_per_token + target.kv_bytes_per_token)
     )
-    assert memory.kv_share < memory.lost_share < memory.kv_share + 0.05
-    assert "cuts the context that fits in memory by " in " ".join(as_terminal(report).split())
+    lost = 1 - memory.slots_with_draft / memory.slots
+    assert memory.kv_share < lost < memory.kv_share + 0.05
+    assert f"tokens at most, {memory.slots_with_draft:,.0f} with the draft" in " ".join(as_terminal(report).split())
     assert [item.concurrency for item in report.traffic.load] == [1, 2, 4, 8, 16, 32, 64, 128]
 
 

@@ -6,10 +6,14 @@ recorded of it in tests/golden/chat. More lenient than vLLM: arguments that are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaprof.errors import ColumnMissing, ProfileInvalid, shown
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+ROOM = 1 << 28  # bytes of memory that a chat template may take: it came with a model, and can ask for any amount
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # a tag of transformers, which marks what a model wrote
 
 
@@ -57,19 +62,38 @@ def render_chat(
     if isinstance(date := given.get("date_string"), str) and "strftime_now" in template:
         template = f"{{% macro strftime_now(_) %}}{{{{ {json.dumps(date)} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
     try:
-        text = tokenizer.apply_chat_template(
-            chat,
-            tools=known,
-            chat_template=template,
-            add_generation_prompt=begin and not begun,
-            continue_final_message=begun,
-            tokenize=False,
-            **given,
-        )
+        with _within(ROOM):
+            text = tokenizer.apply_chat_template(
+                chat,
+                tools=known,
+                chat_template=template,
+                add_generation_prompt=begin and not begun,
+                continue_final_message=begun,
+                tokenize=False,
+                **given,
+            )
+    except MemoryError as error:
+        raise BadRow(
+            f"makes the chat template take more than {ROOM >> 20} MiB", "use the template of the model's maker"
+        ) from error
     except Exception as error:  # templates raise jinja's errors and those of whatever they call
         message = f"is refused by the chat template: {first_line(error)[:200]}"
         raise BadRow(message, "check the roles of the chat, and chat_options") from error
     return str(text)
+
+
+@contextlib.contextmanager
+def _within(memory: int) -> Iterator[None]:
+    """Have an allocation beyond so many bytes more raise `MemoryError`, on Linux."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if sys.platform == "linux":
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        least = min(each for each in (taken + memory, *limits) if each != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_AS, (least, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, tools: Any) -> str:

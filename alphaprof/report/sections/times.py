@@ -55,8 +55,8 @@ def draw(report: RunReport) -> Iterator[Block]:
         weights = f"{item.weight_bytes / 1e9:.2f} GB of weights" if item.weight_bytes else "no weights of its own"
         cache = f"{item.kv_bytes_per_token / 1e3:.1f} kB of cache a token"
         line = f"{item.draft}: {weights}, {cache} ({fmt.percent(item.kv_share)} of target and draft together)"
-        if item.lost_share is not None:
-            line += f"; it cuts the context that fits in memory by {fmt.percent(item.lost_share)}"
+        if item.slots and item.slots_with_draft is not None:
+            line += f"; {fmt.slots(item.slots, item.slots_with_draft)}"
         yield line
     if cost.others:
         models = ", ".join(map(fmt.short, cost.others))
