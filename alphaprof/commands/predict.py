@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from alphaprof.config.hardware import ACCELERATORS
 from alphaprof.config.heads import MODEL, DraftForm, as_held, draft_form, layer_of, longest_block
 from alphaprof.config.model_files import CONFIG, ModelFiles, quantization_beside
-from alphaprof.costs.layers import decoder_of
+from alphaprof.costs.layers import decoder_of, first_of
 from alphaprof.costs.quantization import quantization_of
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import CostsUnreadable, OptionInvalid, shown
@@ -448,7 +448,7 @@ def _draft_shape(
         shape = ModelShape.from_config(config)
         return shape.at_once() if form.one_pass else shape
     layer = decoder_of(layer_of(config))
-    hidden = config.get("target_hidden_size") or layer.get("hidden_size")
+    hidden = first_of(config, "target_hidden_size", "backbone_hidden_size") or layer.get("hidden_size")
     ids = layer.get("vocab_size") or target.vocabulary
     # Padding makes vocabularies of one tokenizer differ a little.
     if (hidden or target.hidden) != target.hidden or abs(ids - target.vocabulary) > 0.01 * target.vocabulary:

@@ -54,7 +54,7 @@ P_EAGLE = DraftForm("p-eagle", "P-EAGLE", "p_eagle", wide=True, one_pass=True)
 DFLASH = DraftForm("dflash", "DFlash", "dflash", one_pass=True, block=True)
 DSPARK = DraftForm("dspark", "DSpark", "dspark", one_pass=True, block=True, from_anchor=True)
 DFLASH2 = DraftForm("dflash2", "DFlash2", "dflash", one_pass=True, block=True)
-GEMMA = DraftForm("gemma4 assistant", "an assistant of Gemma 4", counted=False)
+GEMMA = DraftForm("gemma4 assistant", "an assistant of Gemma 4", "gemma4_assistant")
 MEDUSA = DraftForm("medusa", "Medusa", counted=False)
 # By what architectures, types and names of groups say, in this order; and by what their tensors are called.
 NAMED = (

@@ -281,6 +281,13 @@ class Eagle1Draft(HeadFileOptions):
     kind: Literal["eagle1"]
 
 
+class GemmaDraft(HeadFileOptions):
+    """An assistant of Gemma 4, which reads keys and values of the target's own layers."""
+
+    loader = "alphaprof.profiling.heads.gemma:load_assistant"
+    kind: Literal["gemma4_assistant"]
+
+
 class MtpDraft(HeadOptions):
     """The target's own MTP modules, which its checkpoint holds."""
 
@@ -303,6 +310,7 @@ DRAFTS: list[type[DraftOptions]] = [
     DFlashDraft,
     DSparkDraft,
     Eagle1Draft,
+    GemmaDraft,
     MtpDraft,
 ]
 

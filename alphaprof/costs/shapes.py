@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alphaprof.config.heads import REDUCED, DraftForm, draft_form, layer_of, settings_of
+from alphaprof.config.heads import GEMMA, REDUCED, DraftForm, draft_form, layer_of, settings_of
 from alphaprof.costs.layers import EXPERTS, MIXTURES, STATE_BYTES, USED, Layer, decoder_of, first_of, layers_of
 from alphaprof.costs.quantization import quantization_of
 
@@ -65,6 +65,7 @@ class ModelShape:
     window_flops: float = 0.0
     kept_elements: float = 0.0  # those of them that stay in memory beyond the window
     state_bytes: float = 0.0  # read and written for a sequence of any length, twice what they take
+    own_cache: bool = True  # the cache that it reads takes memory of its own
 
     @classmethod
     def from_config(
@@ -131,6 +132,8 @@ class ModelShape:
         """
         layer = layer_of(config)
         form = form or draft_form(config, layer, {})
+        if form is GEMMA:
+            return cls.of_assistant(config, weight_bytes)
         layers, hidden, heads = layers_of(layer), layer["hidden_size"], layer["num_attention_heads"]
         kv_heads = layer.get("num_key_value_heads") or heads
         head_dim = layer.get("head_dim") or hidden // heads
@@ -171,6 +174,28 @@ class ModelShape:
             stored_parameters=parameters if config.get(REDUCED) else own + entering,
         )
         return shape.at_once() if form.one_pass else shape
+
+    @classmethod
+    def of_assistant(cls, config: Mapping[str, Any], weight_bytes: float) -> ModelShape:
+        """Return the shape of an assistant of Gemma 4 from its config.json: layers that read the target's keys, what joins
+        embedding and state and makes the next state, and logits of its own, of a few clusters where ids are ordered. Raises
+        `LookupError` for configs that lack a number.
+        """
+        decoder = {**decoder_of(config), "model_type": "gemma4"}
+        layers, wide = decoder["num_hidden_layers"], 3 * config["backbone_hidden_size"] * decoder["hidden_size"]
+        shape = cls.from_config({**decoder, "num_kv_shared_layers": layers}, weight_bytes, weight_bytes)
+        rows, clusters = shape.vocabulary, first_of(config, "num_centroids", default=2048)
+        if config.get("use_ordered_embeddings"):
+            rows = clusters + first_of(config, "centroid_intermediate_top_k", default=32) * (rows // clusters)
+        return replace(
+            shape,
+            parameters=shape.parameters + wide + (rows - shape.vocabulary) * shape.hidden,
+            tied=True,
+            last_parameters=rows * shape.hidden,
+            stored_parameters=shape.parameters + wide,
+            own_cache=False,
+            **_read_of(layers_of({**decoder, "num_kv_shared_layers": 0})),
+        )
 
     @classmethod
     def of_mtp(cls, config: Mapping[str, Any], target: ModelShape) -> ModelShape:
@@ -267,6 +292,8 @@ class ModelShape:
         """Bytes of memory that one more token takes in the KV cache of a long text: keys and values of every layer, but for
         layers that keep a window.
         """
+        if not self.own_cache:
+            return 0.0
         if not (self.token_elements or self.window):
             return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
         return (self.token_elements + self.kept_elements) * self.kv_bytes

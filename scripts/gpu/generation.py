@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import StaticCache
 
 from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.private import CACHE
 from alphaprof.profiling.models.processing import Processing, Sampler, uniforms
 from alphaprof.profiling.texts.continuations import Continuation, finished, generate
 from alphaprof.profiling.texts.corpus import Document
@@ -51,8 +52,8 @@ class Step:
             input_ids=self.ids,
             attention_mask=self.mask,
             position_ids=self.positions,
-            past_key_values=self.cache,
             use_cache=True,
+            **{CACHE: self.cache},
         )
         return output.logits[:, -1]
 
@@ -87,7 +88,7 @@ def decoded(target: Model, asked: Sequence[Document], ids_drawn: int) -> list[Co
     # The mask of a static cache is as wide as the cache; what is not written yet is hidden by causality.
     whole = torch.cat([mask, mask.new_ones(len(asked), limit)], 1)
     logits = network(
-        input_ids=ids, attention_mask=whole, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+        input_ids=ids, attention_mask=whole, position_ids=positions, use_cache=True, logits_to_keep=1, **{CACHE: cache}
     ).logits[:, -1]
     step = Step(network, ids[:, -1:].clone(), whole, positions[:, -1:] + 1, cache)
     sampler = None

@@ -15,6 +15,7 @@ from alphaprof.config.heads import draft_form
 from alphaprof.costs.layers import EXPERTS, first_of
 from alphaprof.costs.shapes import KNOWN, ModelShape
 from alphaprof.profiling.models.identity import shape_of
+from alphaprof.profiling.models.private import CACHE
 from tests.loops import each
 
 # Of families that transformers has no config of: its own code, or the decoder's words are those of another.
@@ -148,7 +149,7 @@ def test_a_cache_grows_as_that_of_transformers(family: str, settings: dict[str, 
 
     def kept(tokens: int) -> int:
         with torch.inference_mode():
-            cache = network(torch.ones(1, tokens, dtype=torch.long), use_cache=True).past_key_values
+            cache = getattr(network(torch.ones(1, tokens, dtype=torch.long), use_cache=True), CACHE)
         layers = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
         return sum(layer.keys.numel() + layer.values.numel() for layer in layers)
 

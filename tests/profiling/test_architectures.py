@@ -149,7 +149,7 @@ def test_steps_leave_the_cache_as_it_was_sliding_windows_included(name: str, mon
         for tokens in (1, 5, 1, 9, 1):
             steps.step(tokens)
     assert all(torch.allclose(logits, seen[0], atol=1e-5) for logits in seen)
-    assert steps.past_key_values.get_seq_length() == 60
+    assert steps.cache.get_seq_length() == 60
 
 
 HYBRIDS: dict[str, dict[str, Any]] = {
@@ -190,7 +190,7 @@ def test_a_recurrent_state_that_is_not_taken_back_is_seen(monkeypatch: pytest.Mo
     config = transformers.FalconH1Config(**COMMON | {"head_dim": 8} | HYBRIDS["FalconH1Config"])
     net = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     spread(net)  # else states hardly matter
-    monkeypatch.setattr(Stepper, "take_back", lambda self, tokens: self.past_key_values.crop(-tokens))
+    monkeypatch.setattr(Stepper, "take_back", lambda self, tokens: self.cache.crop(-tokens))
     with torch.inference_mode(), pytest.raises(NotTimed, match="cannot undo steps: the next one has other logits"):
         stepper(DraftModel("target", net, "model", "t"), np.arange(30, dtype=np.int32), 1, 5)
 

@@ -13,6 +13,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOss
 
 from alphaprof.profiling.heads import attention
 from alphaprof.profiling.heads.attention import Rounds, StepKeys, attend, use_rounds
+from alphaprof.profiling.models.private import CACHE
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 TOKENS, FIRST, DEPTHS, HIDDEN = 14, 5, 5, 24
@@ -80,9 +81,9 @@ def test_a_text_that_grows_is_that_text_at_once(window: int | None) -> None:
     for start, end in ((0, 5), (5, 6), (6, 9), (9, TOKENS)):
         keys.start = start
         part, position_ids = rows[:, start:end], torch.arange(start, end)
-        made.append(run(ours, rotary, part, position_ids, past_key_values=keys))
+        made.append(run(ours, rotary, part, position_ids, **{CACHE: keys}))
         keys.start = end
-        run(ours, rotary, part.flip(1), position_ids + end - start, past_key_values=keys)  # written over by the next
+        run(ours, rotary, part.flip(1), position_ids + end - start, **{CACHE: keys})  # written over by the next
     torch.testing.assert_close(torch.cat(made, 1), expected, atol=1e-5, rtol=1e-5)
 
 

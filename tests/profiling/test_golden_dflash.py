@@ -41,15 +41,16 @@ REQUESTS = json.loads((GOLDEN / "vllm" / "rounds-dflash-stories15m.json").read_t
 
 
 def profiled(folder: Path, target: Path, prompts: list[list[int]], *gammas: int, tokens: int = 70, **draft: Any) -> Run:
-    """A run with a drafter for each block; one is called head."""
+    """A run with a drafter for each block; one is called head, as one that has every γ is."""
     folder.mkdir(exist_ok=True)
-    names = ["head"] if len(gammas) == 1 else [f"head{gamma}" for gamma in gammas]
+    every = draft.get("kind", "dflash") not in ("dflash", "dspark")
+    names = ["head"] if len(gammas) == 1 or every else [f"head{gamma}" for gamma in gammas]
     (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
     tree = {
         "target": {"model": str(target), "dtype": "float32"},
         "drafts": {
-            name: {"kind": "dflash", "model": str(DRAFTER), "gamma": gamma} | draft
-            for name, gamma in zip(names, gammas, strict=True)
+            name: {"kind": "dflash", "model": str(DRAFTER)} | ({} if every else {"gamma": gamma}) | draft
+            for name, gamma in zip(names, gammas, strict=False)
         },
         "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
         "continuation": {"kind": "greedy", "max_new_tokens": tokens},

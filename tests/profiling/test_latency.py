@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.private import CACHE
 from alphaprof.profiling.timing import latency, steppers
 from alphaprof.profiling.timing.latency import WARM_UP, BudgetSpent, Subjects, measure
 from alphaprof.profiling.timing.steppers import NotTimed, Stepper, stepper
@@ -31,14 +32,14 @@ def test_a_step_feeds_its_tokens_on_top_of_the_context_and_takes_them_out_again(
         forward = found.model.network.forward
 
         def spy(**arguments: object) -> object:
-            seen.append((arguments["input_ids"].shape[1], arguments["past_key_values"].get_seq_length()))
+            seen.append((arguments["input_ids"].shape[1], arguments[CACHE].get_seq_length()))
             return forward(**arguments)
 
         monkeypatch.setattr(found.model.network, "forward", spy)
         for tokens in (1, 5, 2, 1):
             assert found.step(tokens) > 0
     assert seen == [(1, 32), (5, 32), (2, 32), (1, 32)]
-    assert found.past_key_values.get_seq_length() == 32
+    assert found.cache.get_seq_length() == 32
 
 
 def steps(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -92,7 +93,7 @@ def test_batches_and_contexts_are_timed_crosswise_with_as_many_texts_in_the_cach
     logits = Stepper.logits
 
     def spy(self: Stepper, tokens: int) -> torch.Tensor:
-        seen.add((self.input_ids.shape[0], self.past_key_values.get_seq_length(), tokens))
+        seen.add((self.input_ids.shape[0], self.cache.get_seq_length(), tokens))
         return logits(self, tokens)
 
     monkeypatch.setattr(Stepper, "logits", spy)
@@ -272,8 +273,8 @@ def test_a_batch_is_filled_by_reading_its_text_once(monkeypatch: pytest.MonkeyPa
     with torch.inference_mode():
         found = Stepper(DraftModel("target", network, "model", "t"), np.resize(TEXT, 32), 3)
         assert seen == [(1, 32)]
-        assert found.past_key_values.get_seq_length() == 32
-        for layer in found.past_key_values.layers:
+        assert found.cache.get_seq_length() == 32
+        for layer in found.cache.layers:
             assert layer.keys.shape[0] == layer.values.shape[0] == 3
             assert layer.keys.is_contiguous()  # each text has keys of its own in memory, as those of a server have
             assert torch.equal(layer.keys[0], layer.keys[2])

@@ -17,6 +17,7 @@ from alphaprof.profiling.decoding.drafters import GREEDILY, OWN, Choice
 from alphaprof.profiling.decoding.speculative import Decoded, Plain, Speculation
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model
+from alphaprof.profiling.models.private import CACHE
 from alphaprof.profiling.models.processing import PLAIN, Processing, uniforms
 from alphaprof.rules import parse_rule
 from alphaprof.totals.replay import Trace, replays
@@ -54,9 +55,9 @@ class Table(torch.nn.Module):
         """Which row of the table stands behind each token of a text."""
         return ((text + 1) * self.factors[: len(text)]).cumsum(0) % CONTEXTS
 
-    def forward(self, input_ids: torch.Tensor, past_key_values: Any, use_cache: bool, logits_to_keep: int = 0) -> Any:
+    def forward(self, input_ids: torch.Tensor, use_cache: bool, logits_to_keep: int = 0, **cache: Any) -> Any:
         keys = input_ids[:, None, :, None].double()
-        text = past_key_values.update(keys, keys, 0)[0][0, 0, :, 0].long()
+        text = cache[CACHE].update(keys, keys, 0)[0][0, 0, :, 0].long()
 
         return SimpleNamespace(logits=self.rows[self.row(text)[-(logits_to_keep or input_ids.shape[1]) :]][None])
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import singledispatch
-from importlib.metadata import version
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from alphaprof.profiling.heads.network import HeadCache
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import Model, kept_logits
+from alphaprof.profiling.models.private import CACHE, RELEASE
 from alphaprof.profiling.models.processing import PLAIN, Processing, draw, uniforms, weights_of
 from alphaprof.profiling.models.teacher_forced import recorded
 
@@ -89,7 +89,7 @@ class Cached:
     def _forward(self, ids: torch.Tensor, **how: Any) -> torch.Tensor:
         recording: Any = recorded(self.model.decoder, self.reads) if self.reads else nullcontext({})
         with recording as states:
-            output = self.model.network(input_ids=ids[None], past_key_values=self._cache, use_cache=True, **how)
+            output = self.model.network(input_ids=ids[None], use_cache=True, **{CACHE: self._cache}, **how)
         self.states = {count: values[0] for count, values in states.items()}
         self.length += len(ids)
         logits: torch.Tensor = output.logits[0, :, : self.width]
@@ -100,7 +100,7 @@ def _empty_cache(config: Any) -> Any:
     # In transformers 5.17 a sliding window that may be rewound returns keys and values that its mask does not cover, once
     # several forwards follow each other without a rewind. Before 5.23 layers keep the whole text: the mask is the window.
     cache: Any = DynamicCache(config=config)
-    if tuple(map(int, version("transformers").split(".")[:2])) < (5, 23):
+    if RELEASE < (5, 23):
         cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
     return cache
 

@@ -70,7 +70,7 @@ class Rounds:
 
 
 class StepKeys:
-    """The `past_key_values` of a text that grows: keys and values in every layer, in tensors that double when they are full.
+    """The KV cache of a text that grows: keys and values in every layer, in tensors that double when they are full.
     The next step's are those of the tokens from `start` on; whatever came after these before is dropped.
     """
 
@@ -78,7 +78,7 @@ class StepKeys:
         self.start = 0
         self.layers: dict[int, list[torch.Tensor]] = {}
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any) -> Pair:
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any, **__: Any) -> Pair:
         """Write those of n tokens [batch, kv heads, n, size]; returns all up to them."""
         full, end = self.layers.get(layer), self.start + key.shape[2]
         if full is None or end > full[0].shape[2]:

@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from alphaprof.profiling.heads.attention import Pair, Reach, Rounds, StepKeys
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, SharingHead, decoder_layers
 from alphaprof.profiling.heads.network import MaskRows
+from alphaprof.profiling.models.private import CACHE
 from alphaprof.profiling.models.teacher_forced import States
 
 AT_ONCE, GPU_AT_ONCE = 64, 512  # blocks that are run together, with all of their rows
@@ -153,7 +154,7 @@ class DFlashCache:
         self.keys.start = self.length
         position_ids = torch.tensor([self.length], device=tokens.device)
         drafts = self._network.masks.drafts
-        self.drafted = self._network.block(tokens[:, -1:], position_ids, drafts, past_key_values=self.keys)[:, :, 0]
+        self.drafted = self._network.block(tokens[:, -1:], position_ids, drafts, **{CACHE: self.keys})[:, :, 0]
         return self.drafted[:, 0]
 
     def deepen(self, token: torch.Tensor, state: torch.Tensor, depth: int) -> torch.Tensor:

@@ -52,7 +52,7 @@ class SharingHead(HeadNetwork):
 
     entering: tuple[str, ...] = ()  # the modules that only depth 1 runs
     looked_up: tuple[str, ...] = ()  # how the names of parameters begin of which a step reads a few rows
-    of_logits: tuple[str, ...] = (LM_HEAD,)  # weights with a row for each of its logits
+    of_logits: tuple[str, ...] = (LM_HEAD,)
     blocks: nn.ModuleList
     lm_head: nn.Linear | None
 

@@ -24,6 +24,7 @@ from alphaprof.profiling.heads.attention import FULL, SLIDING
 from alphaprof.profiling.heads.draft import Alternative, HeadDraft
 from alphaprof.profiling.heads.eagle import EMBEDDING, LM_HEAD, Eagle1, Eagle3, SharingHead, Wiring
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles, files_of
+from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.dtype import DTYPES
 from alphaprof.profiling.models.hub import folder_of
 from alphaprof.profiling.models.identity import check_vocabulary
@@ -67,7 +68,7 @@ ENGINES = (VLLM, SGLANG)
 # Targets for which SGLang 0.5.23 takes explicit ids as outputs of layers only if the first one is 1 (sglang#25454); for
 # gpt-oss it does unless the last id is the number of layers (sglang#32334), and for all others always.
 FIRST_ID_TELLS = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm4_moe_lite")
-Head = TypeVar("Head", bound=SharingHead)
+Head = TypeVar("Head", bound=HeadNetwork)
 Format = TypeVar("Format", bound="EagleFormat")
 OTHER_TARGET = "give a head trained for this target, or the head's own target"
 

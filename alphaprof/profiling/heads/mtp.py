@@ -37,7 +37,7 @@ from alphaprof.profiling.heads.files import HeadFiles
 from alphaprof.profiling.heads.network import HeadNetwork, RoundHead, head_shape
 from alphaprof.profiling.models.hub import files_in, first_line
 from alphaprof.profiling.models.load import Model, is_out_of_memory, without_advice, without_hooks
-from alphaprof.profiling.models.private import mtp_logits, mtp_model
+from alphaprof.profiling.models.private import CACHE, mtp_logits, mtp_model
 from alphaprof.profiling.models.teacher_forced import States, short_texts
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ class _Modules(HeadNetwork):
         if self.blind:
             inputs_embeds = inputs_embeds.masked_fill((position_ids == 0)[:, None], 0)
         position_ids = position_ids.expand(tokens.shape)
-        past_key_values = keys.pop("past_key_values", None)
+        cache = keys.pop(CACHE, None)
         after: torch.Tensor = self.mtp.forward_layer(
-            module, hidden_states, position_ids, past_key_values, inputs_embeds=inputs_embeds, **keys
+            module, hidden_states, position_ids, cache, inputs_embeds=inputs_embeds, **keys
         )
         return after
 
@@ -191,7 +191,7 @@ class ChainedCache:
         self.keys.start = begin
         tokens = self._tokens[:, begin + module : self._length + module]
         position_ids = torch.arange(begin, self._length, device=tokens.device) + module + 1
-        states = self._chain.run(module, tokens, given, position_ids, past_key_values=self.keys)
+        states = self._chain.run(module, tokens, given, position_ids, **{CACHE: self.keys})
         verified = max(begin, self._length - module)
         self._made[module], self._given[module] = verified, given[:, verified - begin :]
         if module + 1 < self._chain.count:

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from alphaprof.costs.layers import EXPERTS
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.profiling.heads.attention import Rounds, StepKeys
+from alphaprof.profiling.models.private import CACHE
 from alphaprof.profiling.models.teacher_forced import FINAL, States
 
 
@@ -54,7 +55,8 @@ class HeadNetwork(nn.Module, ABC):
     `ids` [logits]: the target's ids of its logits, ascending (None: 0, 1, ...); `vocabulary`: how many ids the target has;
     `config`: of its decoder layers, as transformers has it (None: it has none); `masks`: its mask rows, if it drafts from
     such (None: each depth is a step of its own); `picks`: each row has a few candidates, and the logits of other ids are
-    absent; `own_path`: whether its pass over a text can follow what each round drafts.
+    absent; `own_path`: whether its pass over a text can follow what each round drafts; `of_logits`: weights with a row for
+    each of its logits.
     """
 
     layers: tuple[int, ...] = (FINAL,)
@@ -63,6 +65,7 @@ class HeadNetwork(nn.Module, ABC):
     picks = False
     config: Any = None
     own_path = True
+    of_logits: tuple[str, ...] = ()
     ids: torch.Tensor | None
     vocabulary: int
 
@@ -144,7 +147,7 @@ class RoundHead(HeadNetwork):
         self, tokens: torch.Tensor, hidden_states: torch.Tensor, position_ids: torch.Tensor, **keys: Any
     ) -> torch.Tensor:
         """Return states [batch, n, hidden] at a depth, of tokens [batch, n], the states before [batch, n, hidden] and
-        position_ids [n]. `keys`: the `rounds` or `past_key_values` of `attention`, for the layers.
+        position_ids [n]. `keys`: the `rounds` or the CACHE of `attention`, for the layers.
         """
 
     def states(self, ids: torch.Tensor, features: torch.Tensor, depths: int, first: int) -> States:
@@ -201,7 +204,7 @@ class RoundCache:
     def _step(self, tokens: torch.Tensor, hidden_states: torch.Tensor, start: int) -> torch.Tensor:
         self.keys.start = start
         position_ids = torch.arange(start, start + tokens.shape[1], device=hidden_states.device)
-        return self._head.step(tokens, hidden_states, position_ids, past_key_values=self.keys)
+        return self._head.step(tokens, hidden_states, position_ids, **{CACHE: self.keys})
 
 
 def head_shape(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from transformers import modeling_layers
+
+RELEASE = tuple(map(int, version("transformers").split(".")[:2]))
+CACHE = "cache" if RELEASE >= (5, 24) else "past_key_values"  # what a forward calls its KV cache
 
 
 def attention_of(config: Any) -> str:

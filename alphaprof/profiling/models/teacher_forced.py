@@ -29,15 +29,21 @@ States = Generator[torch.Tensor, torch.Tensor | None, None]  # depth by depth; w
 FINAL = -1  # in place of a number of layers: after all of them and the final norm, what the LM head reads
 
 
+def keys_of(layer: int) -> tuple[int, int]:
+    """Return what stands, in place of numbers of layers, for the keys before rotation and the values of one, from 0."""
+    return FINAL - 1 - 2 * layer, FINAL - 2 - 2 * layer
+
+
 @contextlib.contextmanager
 def recorded(base: Any, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
     """Yield the hidden states [batch, length, hidden] of a decoder after each of these numbers of layers (0: the input
-    embeddings; FINAL), once it has run in this context; of several runs those of the last.
+    embeddings; FINAL), or keys or values [batch, length, kv heads * head_dim] (`keys_of`), once it has run in this context;
+    of several runs those of the last.
     """
     states: dict[int, torch.Tensor] = {}
 
     def keep(count: int, _module: Any, _given: Any, output: Any) -> None:
-        states[count] = output[0] if isinstance(output, tuple) else output
+        states[count] = (output[0] if isinstance(output, tuple) else output).flatten(2)
 
     def keep_given(_module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         states[0] = given[0] if given else named["hidden_states"]
@@ -49,6 +55,10 @@ def recorded(base: Any, layers: Sequence[int]) -> Iterator[dict[int, torch.Tenso
     for count in set(layers):
         if count == FINAL:
             handles.append(base.register_forward_hook(keep_last))
+        elif count < FINAL:
+            layer, is_value = divmod(FINAL - 1 - count, 2)
+            attention = base.layers[layer].self_attn
+            handles.append((attention.v_norm if is_value else attention.k_norm).register_forward_hook(partial(keep, count)))
         elif count == 0:
             handles.append(base.layers[0].register_forward_pre_hook(keep_given, with_kwargs=True))
         else:

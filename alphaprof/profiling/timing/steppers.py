@@ -20,6 +20,7 @@ from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.hub import first_line
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, kept_logits
+from alphaprof.profiling.models.private import CACHE
 from alphaprof.profiling.models.teacher_forced import recorded
 from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.rules import GAMMA_LIMIT
@@ -98,11 +99,11 @@ class Stepper:
         # of the time. What layers of other kinds hold is not known to be a copy a text.
         copied = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
         prompt = prompt if copied else prompt.expand(batch, -1)
-        model.network(input_ids=prompt, past_key_values=cache, use_cache=True, **kept_logits(model))
+        model.network(input_ids=prompt, use_cache=True, **{CACHE: cache}, **kept_logits(model))
         if copied:
             cache.batch_repeat_interleave(batch)
         cache.activate_past_recording()  # else sliding windows and convolutions forget what falls out of them
-        self.past_key_values = cache
+        self.cache = cache
         # `crop` does not take recurrent states back.
         by_layer = [layer.recurrent_states for layer in cache.layers if hasattr(layer, "recurrent_states")]
         self._recurrent = [(state, state.clone()) for states in by_layer for state in states.values() if state is not None]
@@ -110,12 +111,12 @@ class Stepper:
     def logits(self, tokens: int) -> torch.Tensor:
         """Return the logits [batch, tokens, vocabulary] of a step, whose tokens stay in the cache."""
         ids = self.input_ids[:, :tokens]
-        logits: torch.Tensor = self.model.network(input_ids=ids, past_key_values=self.past_key_values, use_cache=True).logits
+        logits: torch.Tensor = self.model.network(input_ids=ids, use_cache=True, **{CACHE: self.cache}).logits
         return logits
 
     def take_back(self, tokens: int) -> None:
         """Leave the cache as it was before a step over some tokens."""
-        self.crop_s = seconds(self.model.device, lambda: self.past_key_values.crop(-tokens))
+        self.crop_s = seconds(self.model.device, lambda: self.cache.crop(-tokens))
         for state, before in self._recurrent:
             state.copy_(before)
 
@@ -175,7 +176,7 @@ def prefill(model: Model, text: Ids) -> float:
 
     def read() -> None:
         cache: Any = DynamicCache(config=model.network.config)
-        output = model.network(input_ids=ids, past_key_values=cache, use_cache=True, **kept_logits(model))
+        output = model.network(input_ids=ids, use_cache=True, **{CACHE: cache}, **kept_logits(model))
         on_host(output.logits[0, -1].argmax())
 
     return seconds(model.device, read)
