@@ -45,6 +45,8 @@ def cases(folder: Path) -> None:
     configs["speculators"] = heads["eagle3"]
     configs["eagle3"] = target | EAGLE3 | {name: value for name, value in heads["eagle3"].items() if name in EAGLE3_KEPT}
     configs["mtp"] = configs["mtp_target"] = target | MTP
+    for name in ("assistant", "target"):
+        configs[f"gemma4_{name}"] = json.loads((golden / "gemma4_assistant" / name / "config.json").read_text())
     for name, config in configs.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
@@ -81,7 +83,7 @@ def cases(folder: Path) -> None:
                             "to": to, "versions": engine.versions, "kind": kind, "method": method.name, "rule": rule,
                             "why": why, "runner": method.runner, "option": rule in engine.rules,
                             "scheduled": scheduled is not None,
-                            "target": str(folder / ("mtp_target" if kind == "mtp" else "target")),
+                            "target": str(folder / TARGETS.get(kind, "target")),
                             "text": WRITERS[to](served),
                         }
                     )  # fmt: skip
@@ -89,6 +91,7 @@ def cases(folder: Path) -> None:
     print(f"{len(found)} cases")
 
 
+TARGETS = {"mtp": "mtp_target", "gemma4_assistant": "gemma4_target"}
 HEADS = ("eagle3", "p_eagle", "pard", "dflash", "dspark")
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}  # as SafeAILab and SpecForge write it
 EAGLE3_KEPT = ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")

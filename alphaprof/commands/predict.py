@@ -53,7 +53,7 @@ class ComputedCost:
 
     target: str  # file of its config
     draft: str  # file of its config
-    draft_kind: str  # model, or eagle3, eagle, mtp, p-eagle, pard, dflash or dspark
+    draft_kind: str  # model, or eagle3, eagle, mtp, p-eagle, pard, dflash, dflash2, dspark or gemma4 assistant
     one_pass: bool  # all tokens of a round are drafted at once
     read: tuple[str, ...]  # what the two configs say, in words
     accelerator: str  # the device

@@ -70,6 +70,7 @@ VLLM = Engine(
         "eagle1": replace(_HEAD, name="eagle"),
         "eagle3": replace(_HEAD, name="eagle3"),
         "mtp": replace(_HEAD, name="mtp", multiples=True),
+        "gemma4_assistant": replace(_HEAD, name="mtp"),
         "dflash": replace(_HEAD, name="dflash"),
         "dspark": replace(_HEAD, name="dspark"),
         "p_eagle": replace(_PARALLEL, name="eagle3"),
@@ -101,6 +102,7 @@ SGLANG = Engine(
         "eagle1": Method("EAGLE", EVERY, whole=True, schedule=True),
         "eagle3": Method("EAGLE3", EVERY, whole=True, schedule=True),
         "mtp": Method("NEXTN", EVERY, whole=True, schedule=True),
+        "gemma4_assistant": Method("NEXTN"),  # which becomes FROZEN_KV_MTP by the files, and has no rejection sampling
         "dflash": Method("DFLASH"),  # takes both options of rejection sampling, and drafts greedily all the same
         "dspark": Method("DSPARK", EVERY, sized="--speculative-dspark-block-size"),
     },

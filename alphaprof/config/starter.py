@@ -20,6 +20,7 @@ KINDS = {  # of drafts that are not models by themselves, by their names, where 
     "dflash": re.compile(r"dflash", re.IGNORECASE),
     "p_eagle": re.compile(r"p-?eagle", re.IGNORECASE),
     "pard": re.compile(r"pard[-_]", re.IGNORECASE),
+    "gemma4_assistant": re.compile(r"gemma-?4.*assistant", re.IGNORECASE),
     "eagle3": re.compile(r"eagle-?3", re.IGNORECASE),
     "eagle1": re.compile(r"eagle", re.IGNORECASE),
 }

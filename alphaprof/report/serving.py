@@ -29,7 +29,8 @@ def why_not_served(engine: Engine, facts: DraftFacts, rule: str, p_min: float = 
             return f"{engine.name} does not take this draft of kind {facts.kind} as it is"
         return f"{engine.name} has no method for a draft of kind {facts.kind}"
     if p_min and facts.has_distribution and not (engine.stops and not method.confident):
-        return f"{engine.name} does not stop drafts at a p_min"
+        own = f"stops {facts.kind} drafts at a confidence of their own, not" if method.confident else "does not stop drafts"
+        return f"{engine.name} {own} at a p_min"
     for bound in [parse_rule(name) for name in rule.split(" and ") if name != "auto"]:
         if not bound.rule.chained:
             return f"{engine.name} does not apply rule {bound.id}"

@@ -27,7 +27,6 @@ from alphaprof.profiling.heads.eagle_files import OTHER_TARGET, EagleFormat, fil
 from alphaprof.profiling.heads.files import COMPLETE, HeadFiles
 from alphaprof.profiling.heads.network import HeadNetwork
 from alphaprof.profiling.models.dtype import DTYPES
-from alphaprof.profiling.models.hub import first_line
 from alphaprof.profiling.models.load import Model, without_hooks
 from alphaprof.profiling.models.private import RELEASE
 from alphaprof.profiling.models.teacher_forced import FINAL, States, keys_of
@@ -93,7 +92,7 @@ class GemmaAssistant(HeadNetwork):
         pairs: dict[str, Pair] = {}
         for kind, key, value in zip(self.sources, parts[::2], parts[1::2], strict=True):
             cos, sin = self._target[1](key, position_ids, kind)
-            key, value = (each.unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2) for each in (key, value))
+            key, value = (each.view(*each.shape[:2], -1, cos.shape[-1]).transpose(1, 2) for each in (key, value))
             pairs[kind] = apply_rotary_pos_emb(key, key, cos, sin)[1], value
         return pairs, states
 
@@ -216,7 +215,7 @@ def assistant_format(files: HeadFiles) -> EagleFormat:
         text: Any = config.get_text_config()
         settings = files.config | {"target_hidden_size": config.backbone_hidden_size}
     except Exception as error:
-        raise files.refused(f"its config.json: {first_line(error)[:300]}", COMPLETE) from error
+        raise files.refused(f"its config.json: {' '.join(str(error).split())[:300]}", COMPLETE) from error
     return EagleFormat(files, "Gemma 4", text, settings, text.max_position_embeddings)
 
 

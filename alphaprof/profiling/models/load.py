@@ -503,6 +503,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def kept_logits(model: Model) -> dict[str, Any]:
     """Return what to pass to a model for the last token's logits alone, where it can: the head over a whole prompt would
-    cost more memory than the prompt's keys and values.
+    cost more memory than the prompt's keys and values. Layers that share keys leave tokens out for a number of logits, but
+    not for places of them, and their states would be missing.
     """
-    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.network.forward).parameters else {}
+    if "logits_to_keep" not in inspect.signature(model.network.forward).parameters:
+        return {}
+    shares = getattr(model.network.config.get_text_config(), "num_kv_shared_layers", None)
+    return {"logits_to_keep": torch.tensor([-1]) if shares else 1}
