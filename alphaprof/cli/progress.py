@@ -25,7 +25,6 @@ class ConsoleProgress:
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[done]}"),
-            TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
@@ -52,7 +51,7 @@ class ConsoleProgress:
         """Start a stage."""
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
-        self._bar.add_task(label, total=total, rate="", done="")
+        self._bar.add_task(label, total=total, done="")
         self._unit, self._positions, self._logged = unit, 0, time.monotonic()
         if not self.console.is_terminal:
             self.say(f"{label}: {total if total is not None else 'all'} {unit}")
@@ -69,11 +68,11 @@ class ConsoleProgress:
             self._bar.advance(task.id, steps)
             elapsed = max(task.elapsed or 0.0, 1e-9)
             of = f" of {task.total:.0f}" if task.total is not None else ""
-            done = f"{task.completed:.0f}{of} {self._unit}"
             rate = f", {self._positions / elapsed:.0f} positions/s" if self._positions else ""
-            self._bar.update(task.id, rate=rate, done=done)
+            done = f"{task.completed:.0f}{of} {self._unit}{rate}"
+            self._bar.update(task.id, done=done)
             if not self.console.is_terminal and time.monotonic() - self._logged >= LOG_EVERY_S:
                 self._logged, left = time.monotonic(), ""
                 if task.completed and task.total is not None:
                     left = f", about {elapsed / task.completed * max(0, task.total - task.completed):.0f} s left"
-                self.say(f"{task.description}: {done}{rate}{left}")
+                self.say(f"{task.description}: {done}{left}")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from alphaprof.profiling.profile import First, profile_with_models, time_steps_o
 from alphaprof.profiling.shard import Plan, Progress
 from alphaprof.profiling.texts.chat import writes_the_date
 from alphaprof.profiling.texts.corpus import BAD, Corpus, Document
-from alphaprof.render.blocks import Block, Verdict, table_of_rows
+from alphaprof.render.blocks import Block, Small, Verdict
 from alphaprof.render.format import count, data_size, duration, many, percent, short
 from alphaprof.report.wording import wiring_lines
 from alphaprof.run.manifest import DraftFacts, left_out_remedy
@@ -36,9 +36,8 @@ from alphaprof.run.writer import RunWriter
 FIRST = 200  # documents that are looked at
 TRIED, NEW_TOKENS = 8, 32  # documents of the profile in small, at least one of every source, and their new tokens at most
 ORDER = ("dtype", "vocabulary", "wiring", "chat template", "bos", "context", "data", "costs", "time", "disk", "memory")
-COLUMNS = ("check", "subject", "result", "finding and remedy")
 FATAL = {"disk": DiskFull}  # checks whose problem ends the run, and by which error
-Level = Literal["ok", "note", "problem"]
+Level = Literal["problem", "note", "ok"]
 Needs = tuple[int, int, float, int]  # documents, positions, seconds and bytes of the log, at most
 
 
@@ -90,16 +89,15 @@ class DryRun:
                 raise FATAL[check.name](problem, check.remedy or "see the check above")
 
     def blocks(self) -> Iterator[Block]:
-        """Yield what follows from the checks, and every check with its cause and remedy."""
+        """Yield what follows from the checks, and every check, problems first: of what is ok the beginning, in one line."""
         yield self.conclusion
         yield ""
-        rows, before = [], ""
-        for check in self.checks:
-            found = check.cause if check.remedy is None else f"{check.cause}\n-> {check.remedy}"
-            level = check.level if check.level == "ok" else Verdict(check.level)
-            rows.append(("" if check.name == before else check.name, check.subject, level, found))
-            before = check.name
-        yield table_of_rows("checks", COLUMNS, rows, left=COLUMNS[1:], wrapped=COLUMNS[-1:])
+        for check in sorted(self.checks, key=lambda check: get_args(Level).index(check.level)):
+            brief = "" if check.remedy else f": {check.cause.split('; ')[0].split('. ')[0]}"
+            yield Verdict(check.level, f"{'':{9 - len(check.level)}}{check.name}, {check.subject}{brief}")
+            yield from (f"{'':9}{text}" for text in (check.cause, f"-> {check.remedy}") if check.remedy)
+        yield ""
+        yield Small("all that was found: --format json")
 
 
 def dry_run(options: ProfileOptions, out: str | None, progress: Progress) -> DryRun:

@@ -31,7 +31,7 @@ MEASURED, VLLM, TABLE, ROOFLINE, NONE = "measured", "vllm", "table", "roofline",
 TIMED = (MEASURED, VLLM)  # with the run
 SURER = {  # by source: how to get more precise step times
     MEASURED: MORE_ROUNDS,
-    VLLM: "time more rounds on an idle machine",
+    VLLM: MORE_ROUNDS,
     TABLE: "use a table of more timing rounds (its columns rounds, or a smaller relative_error)",
     ROOFLINE: "use step times measured in your engine",
 }

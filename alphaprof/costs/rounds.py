@@ -19,7 +19,7 @@ from alphaprof.costs.mixing import Apart, Counted, Drafting, mixing
 from alphaprof.stats.estimate import Array
 from alphaprof.totals.replay import RoundCounts
 
-MORE_ROUNDS = "time more rounds on an idle machine, or use your engine's own times"
+MORE_ROUNDS = "time more rounds on an idle machine"
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,7 @@ OUTCOMES = {
     "KEEP": GOOD,
     "RETRAIN": BAD,
     "TURN OFF": BAD,
+    "ok": GOOD,
     "problem": BAD,
     "note": UNSURE,
 }

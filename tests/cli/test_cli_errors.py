@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -293,6 +294,15 @@ def test_what_a_run_says_of_its_data_controls_no_terminal(capsys: pytest.Capture
     assert capsys.readouterr().err == (
         "domain \\x1b[2J[bold]a\\u202e has no text\nwarning: domain \\x1b[2J (odd)\n  name it\\x07 otherwise\n"
     )
+
+
+def test_a_bar_says_its_rate_behind_one_comma(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with ConsoleProgress() as progress:
+        progress.start("texts", 4, "shards")
+        progress.advance(1, positions=9)
+    assert re.search(r"1 of 4 shards, \d+ positions/s", capsys.readouterr().err)
 
 
 def test_a_hub_that_does_not_answer_ends_in_two_lines(place: Path, tmp_path: Path) -> None:

@@ -135,7 +135,9 @@ def test_a_dry_run_prints_its_checks_and_ends_in_0(ordinary: Path, console_scrip
     code, text, _ = console_script("profile", ordinary, "--dry-run", "--limit", 2)
     assert code == 0
     assert text.count("in 2 documents seen") == 2
-    assert text.startswith(f"0 problems and 1 note{FINE}\n")
+    first, _, *lines = text.splitlines()
+    assert first == f"0 problems and 1 note{FINE}"
+    assert [line.split(" ")[0] for line in lines] == ["note", "", "", *["ok"] * (len(lines) - 5), "", "all"]
     code, text, _ = console_script("profile", ordinary, "--dry-run", "--format", "json", "--out", ordinary.parent / "run")
     assert (code, json.loads(text)["format"]) == (0, "alphaprof-preflight")
     assert snapshot(ordinary.parent) == before

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 
 from alphaprof.render import format as fmt
+from alphaprof.report.answer import Answer
 from alphaprof.report.build import Report
 from alphaprof.report.verdict import beside
 
 NAME = 16  # characters of a domain's name in a sentence
 NAMED = 4  # domains that a sentence names
+UNTIMED = ("no_step_times", "not_timed", "out_of_time")  # notes whose remedy gives step times
 
 
 def conclusion(report: Report) -> str:
@@ -35,14 +37,20 @@ def conclusion(report: Report) -> str:
 
 
 def _unknown(report: Report) -> str:
-    """Return what is known without a speedup, why it is open, and the next step."""
-    answer, emits = report.answer, ""
+    """Return why no speedup is known, what is known without, and the next step."""
+    answer, emits, remedy = report.answer, "", report.answer.remedy
     best = report.drafts[0].answer if report.drafts else None  # the draft whose rounds emit most
     if best is not None and best.draft is not None and best.tokens_per_round is not None:
         most = fmt.number(best.tokens_per_round.value)
-        emits = f"{fmt.short(best.draft, NAME)} pays where a round costs less than {most} plain decode steps; "
-    following = f" Next: {answer.remedy}." if answer.remedy else ""
-    return f"Not known whether it pays: {emits}{answer.reason}.{following}"
+        emits = f"; {fmt.short(best.draft, NAME)} pays where a round costs less than {most} plain decode steps"
+        remedy = remedy or next((note.remedy for note in report.notes if note.code in UNTIMED), "")
+    following = f" Next: {remedy}." if remedy else ""
+    return f"Not known whether it pays: {why(answer)}{emits}.{following}"
+
+
+def why(answer: Answer) -> str:
+    """Return the reason of a verdict without the remedy that it may begin with."""
+    return answer.reason.removeprefix(f"{answer.remedy}; ")
 
 
 def _by_domain(report: Report) -> str:

@@ -39,7 +39,7 @@ NAMES = {color: name for name, color in COLORS.items()}
 INK, DIM, GRID, PAPER = COLORS["ink"], COLORS["dim"], COLORS["line"], COLORS["page"]
 MARKERS = "osD^vPXp"  # of drafts, in their order
 VERDICTS = {"GO": "o", "NO-GO": "X", "UNDECIDED": "D"}
-WIDTH = 420  # units: pixels at the size that a figure is drawn for
+WIDTH, WIDE = 420, 840  # units: pixels at the size that a figure is drawn for, on a phone and on a screen
 LINE = 15  # units from one line of text to the next
 CELL = 6.9  # units that a letter takes at most; a wide one takes two
 MARGIN = 14  # units around a figure that is a file of its own
@@ -73,20 +73,21 @@ class Drawing:
     paint: Callable[[Sheet], None]
     word: str = ""  # what the glossary calls what it shows
     basis: str = ""  # what its numbers rest on; beside it on the page, and thus only written in a file
+    widths: Sequence[int] = (WIDTH,)  # that a page has it in: it shows the widest that fits
 
-    def svg(self, alone: bool = False) -> str:
+    def svg(self, alone: bool = False, width: int = WIDTH) -> str:
         """Return it as SVG, equal for equal reports. `alone`: as a file, with heading, caption and colors of its own."""
         file, unsigned = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        with self._painted(alone) as figure:
+        with self._painted(alone, width) as figure:
             figure.savefig(file, format="svg", metadata=unsigned)
-            width, height = (round(72 * inches, 1) for inches in figure.get_size_inches())
+            size = [round(72 * inches, 1) for inches in figure.get_size_inches()]
         whole = file.getvalue()
         drawn = re.sub(r"<[^>]+>\s*", _on_a_page, whole[whole.index("</defs>") + len("</defs>") :])  # without its style
         about = {
             "xmlns": "http://www.w3.org/2000/svg",
             "xmlns:xlink": "http://www.w3.org/1999/xlink",
-            **({"width": f"{1.5 * width:g}", "height": f"{1.5 * height:g}"} if alone else {}),
-            "viewBox": f"0 0 {width:g} {height:g}",
+            **({"width": f"{1.5 * size[0]:g}", "height": f"{1.5 * size[1]:g}"} if alone else {"class": f"w{width}"}),
+            "viewBox": f"0 0 {size[0]:g} {size[1]:g}",
             "preserveAspectRatio": "xMinYMin",
             "stroke-linejoin": "round",
             "font-family": "system-ui, sans-serif",
@@ -104,15 +105,15 @@ class Drawing:
         return file.getvalue()
 
     @contextmanager
-    def _painted(self, alone: bool) -> Iterator[Figure]:
+    def _painted(self, alone: bool, width: int = WIDTH) -> Iterator[Figure]:
         """Yield the figure, whatever a matplotlibrc of the user's says."""
         with warnings.catch_warnings(), matplotlib.rc_context():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # where the page has a font for it, it is drawn
             matplotlib.rcdefaults()
-            matplotlib.rcParams.update(LOOK | {"svg.hashsalt": self.name})
+            matplotlib.rcParams.update(LOOK | {"svg.hashsalt": f"{self.name} {width}"})
             heads = [(line, INK, "bold") for line in textwrap.wrap(fmt.visible(self.heading), 52)] if alone else []
             heads += [(line, DIM, "normal") for line in textwrap.wrap(f"{self.caption} {self.basis}", 60)] if alone else []
-            sheet = Sheet(self.height, MARGIN if alone else 0, LINE * len(heads) + 6 if alone else 0)
+            sheet = Sheet(self.height, MARGIN if alone else 0, LINE * len(heads) + 6 if alone else 0, width)
             for row, (line, color, weight) in enumerate(heads):
                 sheet.text(0, LINE * (row + 0.8) - sheet.top, line, color=color, weight=weight)
             self.paint(sheet)
@@ -128,11 +129,11 @@ def _on_a_page(tag: re.Match[str]) -> str:
 
 
 class Sheet:
-    """A figure of WIDTH by `height` units, counted from its top left corner; `top` units above are for its heading."""
+    """A figure of `width` by `height` units, counted from its top left corner; `top` units above are for its heading."""
 
-    def __init__(self, height: float, margin: float, top: float) -> None:
-        self.margin, self.top = margin, top
-        self.size = WIDTH + 2 * margin, height + top + 2 * margin
+    def __init__(self, height: float, margin: float, top: float, width: float = WIDTH) -> None:
+        self.margin, self.top, self.width = margin, top, width
+        self.size = width + 2 * margin, height + top + 2 * margin
         self.figure = Figure(figsize=(self.size[0] / 72, self.size[1] / 72))
         self.figure.set_facecolor(PAPER if margin else "none")
 
@@ -158,7 +159,7 @@ class Sheet:
         x, y = 0.0, 10.0
         for marker, color, text in entries:
             size = 20 + CELL * cell_len(text)
-            if x and x + size > WIDTH:
+            if x and x + size > self.width:
                 x, y = 0.0, y + LINE
             across, up = self._place(x + 5, y - 4)
             self.figure.add_artist(Line2D([across], [up], marker=marker, color=color, linestyle="none"))
@@ -196,6 +197,7 @@ class Row:
 
 
 PITCH = 9  # units from one mark to the next
+NAMES_END = 200  # units that the names of rows take at most
 
 
 def _rows_height(rows: Sequence[Row]) -> float:
@@ -205,9 +207,19 @@ def _rows_height(rows: Sequence[Row]) -> float:
 def _draw_rows(
     sheet: Sheet, top: float, rows: Sequence[Row], ends: tuple[float, float], unit: str = "", line: float | None = None
 ) -> None:
-    """Draw rows below each other on one scale from `ends[0]` to `ends[1]`; `line`: a value that a dashed line marks."""
-    height = _rows_height(rows)
-    axes, above = (sheet.axes(top, height, left=6, width=WIDTH - 12) for _ in range(2))  # below the text, and above it
+    """Draw rows below each other on one scale from `ends[0]` to `ends[1]`; `line`: the threshold, dashed. Names and values
+    stand above the marks, and on a wide sheet beside them.
+    """
+    height, wide = _rows_height(rows), sheet.width > WIDTH
+    words, values = (max(map(len, texts)) for texts in zip(*((row.verdict, row.value) for row in rows), strict=True))
+    verdicts = 9 * words + 8 if words else 0
+    left, right = (NAMES_END, verdicts + CELL * values + 16) if wide else (6, 6)
+    scale, first = sheet.width - left - right, (LINE + PITCH + 6) / 2 if wide else LINE + 6  # of a row, its first mark
+    if line is not None:
+        place = (line - ends[0]) / (ends[1] - ends[0])
+        sheet.text(left + place * scale, top + 11, f"threshold {line:g}x", ha="left" if place < 0.6 else "right", size=11)
+        top += LINE
+    axes, above = (sheet.axes(top, height, left, scale) for _ in range(2))  # below the text, and above it
     for each in (axes, above):
         each.set(xlim=ends, ylim=(height, 0), yticks=[])
     above.set(xticks=[], zorder=5)
@@ -215,24 +227,24 @@ def _draw_rows(
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{unit}")
     upright: list[tuple[float, dict[str, Any]]] = [(1, {"color": DIM, "linewidth": 1})] if unit else []
     upright += [(line, {"color": INK, "linewidth": 1.2, "linestyle": (0, (3, 1.5))})] if line is not None else []
-    words = max((len(row.verdict) for row in rows), default=0)
     names = any(row.beside for row in rows)
     y = 0.0
     for row in rows:
+        below = y + _rows_height([row])
+        base = top + ((y + below) / 2 + 4 if wide else y + LINE - 1)
         if row.apart:
             axes.axhline(y + 1, color=DIM, linewidth=0.8)
-        base, right = top + y + LINE - 1, WIDTH - (9 * words + 8 if words else 0)
         sheet.text(0, base, _cut(row.name, 16 if names else 23), weight="bold")
         sheet.text(130, base, _cut(row.beside, 9), color=DIM)
-        sheet.text(right, base, row.value, ha="right")
+        sheet.text(sheet.width - verdicts, base, row.value, ha="right")
         if row.verdict:
             color = COLORS[row.verdict.rstrip(ALONE).lower()]
-            sheet.text(WIDTH, base, row.verdict, ha="right", color=color, weight="bold")
+            sheet.text(sheet.width, base, row.verdict, ha="right", color=color, weight="bold")
         for value, look in upright:  # beside the marks alone, and through no word
-            axes.plot([value, value], [y + LINE + 2, y + LINE + PITCH * len(row.marks) + 5], **look)
+            axes.plot([value, value], [y if wide else y + LINE + 2, below - 1], **look)
         for place, mark in enumerate(row.marks):
-            _draw_mark(above, y + LINE + 6 + PITCH * place, mark, ends)
-        y += LINE + PITCH * len(row.marks) + 6
+            _draw_mark(above, y + first + PITCH * place, mark, ends)
+        y = below
 
 
 def _draw_mark(axes: Axes, y: float, mark: Mark, ends: tuple[float, float]) -> None:
@@ -288,12 +300,6 @@ def answer(report: RunReport) -> Drawing | None:
         return None
     ends = _scale(intervals, 1, *([] if asked is None else [asked]))
 
-    def paint(sheet: Sheet) -> None:
-        if asked is not None:
-            place = (asked - ends[0]) / (ends[1] - ends[0])
-            sheet.text(6 + place * (WIDTH - 12), 11, f"threshold {asked:g}x", ha="left" if place < 0.6 else "right", size=11)
-        _draw_rows(sheet, LINE if asked is not None else 0, rows, ends, "x" if with_times else "", asked)
-
     what = "Speedup by domain" if with_times else "Tokens per round by domain"
     about = screen.about[0] if screen.about else ""
     bounds = "the bounds that decide, each" if with_times else "intervals"
@@ -306,8 +312,9 @@ def answer(report: RunReport) -> Drawing | None:
         caption,
         [" ".join(filter(None, (fmt.short(row.name), row.beside, row.value, row.verdict))) for row in rows],
         _rows_height(rows) + (LINE if asked is not None else 0) + 20,
-        paint,
+        lambda sheet: _draw_rows(sheet, 0, rows, ends, "x" if with_times else "", asked),
         basis=f"Times: {screen.times}." if with_times else f"{fmt.sentence(screen.times)}.",
+        widths=(WIDTH, WIDE),
     )
 
 

@@ -17,7 +17,7 @@ from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Named, Row, Table, Verdict, table_by_columns
 from alphaprof.report.answer import Answer
 from alphaprof.report.build import Report
-from alphaprof.report.formats.conclusion import NAME, conclusion
+from alphaprof.report.formats.conclusion import NAME, conclusion, why
 from alphaprof.report.loads import OFF, AtLoad
 from alphaprof.report.notes import once_a_code
 from alphaprof.report.sections import ALL, NAMES
@@ -42,7 +42,8 @@ SIXTEEN_BITS = ("bfloat16", "float16")
 # What a round costs in decode steps by γ: medians over three workloads of Llama-3.1-8B with an EAGLE-3 head, one sequence,
 # vLLM 0.23 with full CUDA graphs on an H100 (docs/research/log.md).
 ON_H100 = {1: 1.07, 2: 1.12, 3: 1.22, 5: 1.35, 7: 1.48}
-COLUMNS = "share: of output tokens; {}: chance that a draft is accepted; tokens/round: 1 without a draft"
+COLUMNS = "share: of all output; {}: {}; tokens/round: per target step, 1 without draft"
+ACCEPTED = {"alpha": "chance a draft is kept", "accept@1": "first drafts kept"}
 SAME = "≈"  # marks a next best that is not clearly different
 
 
@@ -103,9 +104,8 @@ def _about(report: Report) -> Iterator[str]:
     answer, traffic = report.answer, report.traffic
     needed = f"threshold {traffic.min_speedup:g}x"
     if answer.draft is None or answer.speedup is None:
-        yield from filter(None, (_tokens_first(report), _pays_below(report)))
-        yield f"speedup not known, {needed}: {answer.reason}"
-        yield from filter(None, (fmt.sentence(answer.remedy),))
+        yield from filter(None, (_tokens_first(report),))
+        yield f"speedup not known, {needed}"
         return
     where = " overall" if len(report.domains) > 1 else ""
     faster = _speedup_text(answer.speedup, traffic.min_speedup, "x")
@@ -119,8 +119,8 @@ def _about(report: Report) -> Iterator[str]:
     yield from on_for(report)
     if stop and not report.run.draft_models[answer.draft].own_path:
         yield f"with p_min every speedup is the {MIDDLE}; its interval encloses both ends"
-    if answer.verdict == "UNDECIDED" and answer.documents_needed is None:  # else the conclusion says how many it takes
-        yield answer.reason
+    if answer.verdict == "UNDECIDED" and why(answer) not in conclusion(report) and answer.documents_needed is None:
+        yield why(answer)
 
 
 def _tokens_first(report: Report) -> str:
@@ -253,9 +253,10 @@ def _next_best(answer: Answer | None, mark: str = "") -> str:
 def _below(report: Report) -> Iterator[str]:
     """Yield what the columns are, marks, what would settle domains, and drafts that never pay."""
     shown = [item.answer for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
-    basis = "speedup: cross-fitted" if report.traffic.chosen and any(answer.speedup for answer in shown) else ""
-    own = "each domain: its own best draft and γ" if basis and len(report.domains) > 1 else ""
-    yield COLUMNS.format(_acceptance_name(report))
+    halves = "speedup: chosen by half of the documents, tested by the other"
+    basis = halves if report.traffic.chosen and any(answer.speedup for answer in shown) else ""
+    own = "each domain: own best draft and γ" if basis and len(report.domains) > 1 else ""
+    yield COLUMNS.format(name := _acceptance_name(report), ACCEPTED[name])
     yield from filter(None, ("; ".join(filter(None, (own, basis))),))
     if report.traffic.chosen and report.domains and not any(answer.speedup for answer in shown):
         yield "by tokens per round at the largest γ that all drafts have: no draft and no γ is recommended without speedups"
@@ -307,7 +308,7 @@ def _load_table(report: Report) -> tuple[Table | None, str]:
         ("that γ", {str(item.concurrency): str(item.gamma) for item in shown}),
     ]
     if any(item.throughput for item in shown):
-        rows.append(("throughput", cells(lambda item: item.throughput)))
+        rows.append(("throughput, prefills included", cells(lambda item: item.throughput)))
     table, last = table_by_columns("Load", rows, named="sequences at a time"), traffic.pays_up_to
     if last is None:
         return table, f"not surely above {traffic.min_speedup:g}x"

@@ -43,7 +43,10 @@ def render_html(report: RunReport) -> str:
         screen=first_screen(report),
         domains=[str(item.answer.domain) for item in report.domains],
         less=LESS,
-        figures={name: (drawing, Markup(drawing.svg())) for name, drawing in drawn.items()},  # noqa: S704  it escapes
+        figures={
+            name: (drawing, Markup("".join(drawing.svg(width=width) for width in drawing.widths)))  # noqa: S704  it escapes
+            for name, drawing in drawn.items()
+        },
         colors={draft: f"var(--{draft_color(place)})" for place, draft in enumerate(report.run.drafts)},
         unfolded=UNFOLDED,
         profile=_pretty(report.run.profile),

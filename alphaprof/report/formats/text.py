@@ -120,7 +120,7 @@ def _screen_lines(screen: FirstScreen, console: Console, note_lines: int, others
     """Yield the first screen. `note_lines`: most lines of a note; `others`: of a reason, or of a remark below the table."""
     width = min(console.width, WIDTH)
     said = partial(_said, console, width)
-    yield from said("", screen.conclusion, indent=0, most=3)
+    yield from said("", screen.conclusion, indent=0, most=4, cut=" (--show verdict)")
     yield Text()
     first, *behind = screen.about
     yield from said(screen.verdict, first, style=STYLES[screen.verdict.kind])
