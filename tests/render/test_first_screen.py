@@ -188,6 +188,13 @@ def test_the_verdict_names_whose_times_it_rests_on_and_what_a_round_may_cost(two
     for source, words in (("table", " by your table cpu"), ("vllm", " by vLLM 1.2 timed here")):
         first, second = about(source, engine="vLLM 1.2")
         assert (first, "Pays" in second) == (f"{words}, threshold 1.1x", False)
+    slow = dataclasses.replace(
+        report.answer, gamma=2, speedup=Interval(0.5, 0.4, 0.6), tokens_per_round=Interval(1.6, 1.5, 1.7)
+    )
+    lost = "Even a perfect draft loses: a round costs 3.20 decode steps and emits at most 3 tokens"
+    assert first_screen(changed(report, answer=slow)).about[1] == lost
+    slow = dataclasses.replace(slow, gamma=3)
+    assert first_screen(changed(report, answer=slow)).about[1].startswith("Pays if a round costs less than 1.60")
     answer = dataclasses.replace(report.answer, draft="small", gamma=4)
     head = dataclasses.replace(report.run.draft_models["small"], depths=4)
     assert head.by_depth

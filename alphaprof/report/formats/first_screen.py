@@ -145,9 +145,14 @@ def _whose(cost: Cost | None) -> str:
 
 def _pays_below(report: Report) -> str:
     """Return what a round may cost, beside what it costs elsewhere if that was measured; empty where step times are those of
-    the user's engine.
+    the user's engine. Of a round that costs more than all of its tokens, that no draft pays.
     """
     answer, facts = report.answer, report.run.target_model
+    if answer.speedup and answer.tokens_per_round and answer.gamma and answer.speedup.value > 0:
+        cost = answer.tokens_per_round.value / answer.speedup.value
+        if cost > answer.gamma + 1:
+            emitted = fmt.many(answer.gamma + 1, "token")
+            return f"Even a perfect draft loses: a round costs {fmt.number(cost)} decode steps and emits at most {emitted}"
     if answer.tokens_per_round is None or answer.draft is None or (report.times and report.times.source in OWN):
         return ""
     head, elsewhere = report.run.draft_models[answer.draft], ""
