@@ -141,8 +141,10 @@ def _untimed_notes(facts: RunFacts, manifest: Manifest, source: str) -> Found:
         return
     reason, remedy = "no step times were measured", "see the warnings of the profiling run"
     if source == NONE or facts.imported is not None:
-        give = "--set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)"
-        remedy = f"give your engine's times: alphaprof report RUN {give}"
+        remedy = (
+            "give your engine's times: "
+            "alphaprof report RUN --set costs.source=table --set costs.path=TIMES.csv (docs/costs.md)"
+        )
         reason = "an engine's metrics hold no step times, so no speedup"
     if source == NONE:
         reason = "no step times were asked for (costs.source: none), so no speedup and no verdict"

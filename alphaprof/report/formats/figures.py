@@ -28,8 +28,7 @@ from rich.cells import cell_len, set_cell_size
 
 from alphaprof.render import format as fmt
 from alphaprof.report.build import RunReport
-from alphaprof.report.formats.first_screen import ALONE, TOTAL, first_screen
-from alphaprof.report.verdict import beside
+from alphaprof.report.formats.first_screen import ALONE, TOTAL, first_screen, speedup_text
 from alphaprof.report.wording import FEW, by_text, timed
 from alphaprof.stats.estimate import Interval
 
@@ -291,7 +290,7 @@ def answer(report: RunReport) -> Drawing | None:
                 domain,
                 [Mark(known, marker, color, best.verdict != "UNDECIDED")] if known else [],
                 str(best.draft) if several and best.draft else "",
-                _bounded(known, asked),
+                fmt.interval(known) if asked is None else speedup_text(known, asked, "x"),
                 str(best.verdict) + (ALONE if alone else ""),
                 apart=best is total,
             )
@@ -316,16 +315,6 @@ def answer(report: RunReport) -> Drawing | None:
         basis=f"Times: {screen.times}." if with_times else f"{fmt.sentence(screen.times)}.",
         widths=(WIDTH, WIDE),
     )
-
-
-def _bounded(interval: Interval | None, asked: float | None) -> str:
-    """Return a value with its interval, whose ends are not rounded to the other side of what was asked for."""
-    if interval is None:
-        return fmt.NOTHING
-    if asked is None:
-        return fmt.interval(interval)
-    low, high = (beside(end, asked, 2) if math.isfinite(end) else fmt.number(end) for end in (interval.low, interval.high))
-    return f"{fmt.number(interval.value, unit='x')} [{low}, {high}]"
 
 
 def _look(report: RunReport, draft: str) -> tuple[str, str]:

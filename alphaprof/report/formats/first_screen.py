@@ -44,6 +44,7 @@ SIXTEEN_BITS = ("bfloat16", "float16")
 ON_H100 = {1: 1.07, 2: 1.12, 3: 1.22, 5: 1.35, 7: 1.48}
 COLUMNS = "share: of all output; {}: {}; tokens/round: per target step, 1 without draft"
 ACCEPTED = {"alpha": "chance a draft is kept", "accept@1": "first drafts kept"}
+CHOSEN = "each row: its own best draft and γ; speedup: chosen by half of the documents, tested by the other"
 SAME = "≈"  # marks a next best that is not clearly different
 
 
@@ -108,7 +109,7 @@ def _about(report: Report) -> Iterator[str]:
         yield f"speedup not known, {needed}"
         return
     where = " overall" if len(report.domains) > 1 else ""
-    faster = _speedup_text(answer.speedup, traffic.min_speedup, "x")
+    faster = speedup_text(answer.speedup, traffic.min_speedup, "x")
     stop = f" (p_min {report.conditions.p_min:g})" if report.conditions.p_min else ""
     drafted = fmt.many(answer.gamma or 0, "speculative token")
     yield f"{answer.draft}{where}, {drafted}{stop}: {faster}{_whose(report.times)}, {needed}"
@@ -126,11 +127,8 @@ def _about(report: Report) -> Iterator[str]:
 def _tokens_first(report: Report) -> str:
     """Return what rounds of each draft emit, most first; empty if there are none."""
     found = [item.answer for item in report.drafts if item.answer.draft and item.answer.tokens_per_round]
-    each = [f"{answer.draft} {fmt.interval(answer.tokens_per_round)}" for answer in found]
-    if len({answer.gamma for answer in found}) > 1:
-        each = [f"{text} (γ {answer.gamma})" for answer, text in zip(found, each, strict=True)]
-        return f"tokens per round: {', '.join(each)}"
-    return f"tokens per round, γ {found[0].gamma}: {', '.join(each)}" if each else ""
+    each = [f"{answer.draft} {fmt.interval(answer.tokens_per_round)} (γ {answer.gamma})" for answer in found]
+    return f"tokens per round: {', '.join(each)}" if each else ""
 
 
 def _whose(cost: Cost | None) -> str:
@@ -197,7 +195,7 @@ def _rounds(report: Report, cost: Cost) -> str:
     return f"; a decode step {around}" + (f", {fmt.percent(waiting)} waiting" if waiting else "")
 
 
-def _speedup_text(interval: Interval | None, asked: float, unit: str = "") -> fmt.Number:
+def speedup_text(interval: Interval | None, asked: float, unit: str = "") -> fmt.Number:
     """Return a speedup with its interval, whose ends are not rounded to the other side of what was asked for."""
     if interval is None:
         return fmt.NOTHING
@@ -241,7 +239,7 @@ def _draft_cells(report: Report, answer: Answer, mark: str = "") -> dict[str, st
         _acceptance_name(report): fmt.share(answer.acceptance.value if answer.acceptance else None, 2)
         + (MARK if _head_among_others(report, answer) else ""),
         "tokens/round": fmt.number(answer.tokens_per_round.value if answer.tokens_per_round else None),
-        f"speedup [{fmt.level(report.confidence)} each]": _speedup_text(answer.speedup, report.traffic.min_speedup),
+        f"speedup [{fmt.level(report.confidence)} each]": speedup_text(answer.speedup, report.traffic.min_speedup),
         "verdict": Verdict(str(answer.verdict), mark),
     }
 
@@ -258,11 +256,9 @@ def _next_best(answer: Answer | None, mark: str = "") -> str:
 def _below(report: Report) -> Iterator[str]:
     """Yield what the columns are, marks, what would settle domains, and drafts that never pay."""
     shown = [item.answer for item in report.domains] + [mine for mine in [_mine(report)] if mine is not None]
-    halves = "speedup: chosen by half of the documents, tested by the other"
-    basis = halves if report.traffic.chosen and any(answer.speedup for answer in shown) else ""
-    own = "each domain: own best draft and γ" if basis and len(report.domains) > 1 else ""
     yield COLUMNS.format(name := _acceptance_name(report), ACCEPTED[name])
-    yield from filter(None, ("; ".join(filter(None, (own, basis))),))
+    if report.traffic.chosen and any(answer.speedup for answer in shown):
+        yield CHOSEN
     if report.traffic.chosen and report.domains and not any(answer.speedup for answer in shown):
         yield "by tokens per round at the largest γ that all drafts have: no draft and no γ is recommended without speedups"
     if any(_head_among_others(report, answer) for answer in shown):
@@ -338,6 +334,5 @@ def _serve(report: Report) -> tuple[str, str] | None:
         return "", f"no known engine serves {answer.draft} as measured"
     changes = [part for change in report.conditions.changes for part in ("--set", change)]
     run = shlex.join([f"{report.run.path}:{answer.draft}", *changes])
-    also = f"also {', '.join(formats[1:])}" if len(formats) > 1 else ""
-    remark = "; ".join(filter(None, (also, _alike(report))))
-    return f"alphaprof export {run} --gamma {answer.gamma} --to {formats[0]}", f"({remark})" if remark else ""
+    also = f"(also {', '.join(formats[1:])})" if len(formats) > 1 else ""
+    return f"alphaprof export {run} --gamma {answer.gamma} --to {formats[0]}", also
