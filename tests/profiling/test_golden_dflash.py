@@ -4,67 +4,41 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
 import alphaprof
 from alphaprof.commands.export.engines import export
-from alphaprof.config.load import load_profile
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ModelUnloadable, OptionInvalid, ProfileInvalid
 from alphaprof.profiling import profile as profiling
-from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.dflash import DFlash
 from alphaprof.profiling.heads.network import MaskRows
 from alphaprof.profiling.models import kinds as loaders
-from alphaprof.profiling.models.kinds import load_drafts
-from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.models.load import load_model
 from alphaprof.report.build import build_report
-from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run, RunDraft
 from tests.loops import each
-from tests.profiling.test_golden_head import rounds
-from tests.runs import Silent
+from tests.profiling.golden import GOLDEN, greedy_run, recorded, require_decoded, rounds, vllm_rounds
 
 pytestmark = pytest.mark.demo_model
-GOLDEN = Path(__file__).parent.parent / "golden"
 DRAFTER = GOLDEN / "dflash_stories15m"
 TEXTS = json.loads((DRAFTER / "rounds.json").read_text())["texts"]
 REQUESTS = json.loads((GOLDEN / "vllm" / "rounds-dflash-stories15m.json").read_text())["requests"]
 
 
 def profiled(folder: Path, target: Path, prompts: list[list[int]], *gammas: int, tokens: int = 70, **draft: Any) -> Run:
-    """A run with a drafter for each block; one is called head, as one that has every γ is."""
-    folder.mkdir(exist_ok=True)
-    every = draft.get("kind", "dflash") not in ("dflash", "dspark")
-    names = ["head"] if len(gammas) == 1 or every else [f"head{gamma}" for gamma in gammas]
-    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
-    tree = {
-        "target": {"model": str(target), "dtype": "float32"},
-        "drafts": {
-            name: {"kind": "dflash", "model": str(DRAFTER)} | ({} if every else {"gamma": gamma}) | draft
-            for name, gamma in zip(names, gammas, strict=False)
-        },
-        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
-        "continuation": {"kind": "greedy", "max_new_tokens": tokens},
-        "gammas": list(gammas),
-        "rules": ["strict"],
-        "costs": {"source": "none"},
-    }
-    (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
-    return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
-
-
-def recorded(text: dict[str, Any], gamma: int) -> list[list[int]]:
-    """The recorded rounds, of which the last may accept a token after the end of the text."""
-    return [[at, min(accepted, len(text["text"]) - at)] for at, accepted in text["rounds"][str(gamma)]]
+    """A run with a drafter for each block; one is called head."""
+    names = ["head"] if len(gammas) == 1 else [f"head{gamma}" for gamma in gammas]
+    options = {"kind": "dflash", "model": str(DRAFTER)}
+    drafts = {name: options | {"gamma": gamma} | draft for name, gamma in zip(names, gammas, strict=True)}
+    return greedy_run(folder, target, drafts, prompts, tokens, gammas)
 
 
 PROMPTS = [text["prompt"] for text in TEXTS]
@@ -131,15 +105,8 @@ def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(run: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_real_decoding_has_the_recorded_rounds(run: Run, stories15m: Path) -> None:
-    options = load_profile(run.path.parent / "profile.yaml", [])
-    tokenizer, target = load_tokenizer(options.target), load_model("target", options.target, "float32")
-    (head,) = load_drafts(options, target, tokenizer)
-    engine = Speculation(target, head, parse_rule("strict"), 7)
-    for text in TEXTS:
-        found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
-        assert found.ids.tolist() == text["text"]
-        assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, 7)]
+def test_real_decoding_has_the_recorded_rounds(run: Run) -> None:
+    require_decoded(run, TEXTS, [7])
 
 
 def first_norm_everywhere(context: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,18 +138,10 @@ def test_every_round_is_that_of_a_real_vllm_but_for_its_norm_on_cpus(
         patch.setattr(DFlash, "context", first_norm_everywhere(DFlash.context))
         theirs = profiled(tmp_path / f"theirs-{gamma}", stories15m, prompts, gamma, tokens=size, check_wiring=False)
     assert own.continuations(0)["continuation_ids"].to_pylist() == [request["continuation_ids"] for request in REQUESTS]
-    expected = [list(vllm_rounds(request, gamma, size)) for request in REQUESTS]
+    expected = [list(vllm_rounds(request["per_step_accepted"][str(gamma)], size)) for request in REQUESTS]
     assert sum(map(len, expected)) > 1500
     assert rounds(theirs, gamma) == expected
     assert rounds(own, gamma) != expected
-
-
-def vllm_rounds(request: dict[str, Any], gamma: int, size: int) -> Iterator[list[int]]:
-    """Where vLLM's rounds start, and what they accept of the text: it counts drafts after the end of the text, too."""
-    at = 1
-    for accepted in request["per_step_accepted"][str(gamma)]:
-        yield [at, min(accepted, size - at)]
-        at += accepted + 1
 
 
 def causal_block(block: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,8 +35,7 @@ from alphaprof.profiling.timing.steppers import HeadStepper, read
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
 from tests.loops import each
-from tests.profiling.test_golden_dflash import profiled, recorded
-from tests.profiling.test_golden_head import rounds
+from tests.profiling.golden import greedy_run, recorded, rounds
 
 pytestmark = [pytest.mark.models, pytest.mark.skipif(RELEASE < LEAST, reason="transformers builds no assistants")]
 GOLDEN = Path(__file__).parent.parent / "golden" / "gemma4_assistant"
@@ -58,9 +57,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    prompts, draft = [text["prompt"] for text in TEXTS], {"kind": "gemma4_assistant", "model": str(GOLDEN / "assistant")}
-    folder = tmp_path_factory.mktemp("run")
-    return profiled(folder, target, prompts, *GAMMAS, tokens=40, **draft)
+    drafts = {"head": {"kind": "gemma4_assistant", "model": str(GOLDEN / "assistant")}}
+    return greedy_run(tmp_path_factory.mktemp("run"), target, drafts, [text["prompt"] for text in TEXTS], 40, GAMMAS)
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
 from alphaprof.config.load import load_profile
-from alphaprof.profiling import profile as profiling
-from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads import draft
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import load_model, load_tokenizer
-from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
-from alphaprof.totals.replay import Trace, listed_rounds
 from tests.loops import each
-from tests.runs import Silent
+from tests.profiling.golden import greedy_run, recorded, require_decoded, rounds, vllm_rounds
 
 pytestmark = pytest.mark.demo_model
 GOLDEN = Path(__file__).parent.parent / "golden" / "eagle3_stories15m"
@@ -33,46 +28,16 @@ SIZE = len(TEXTS[0]["text"])
 Recorded = tuple[Run, list[dict[str, Any]]]
 
 
-def profiled(folder: Path, target: Path, rows: list[dict[str, Any]], continuation: dict[str, Any], **changes: Any) -> Run:
-    """A run of the head on some prompts. `changes`: of its options."""
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tree = {
-        "target": {"model": str(target), "dtype": "float32"},
-        "drafts": {"head": {"kind": "eagle3", "model": str(GOLDEN), **changes}},
-        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
-        "continuation": continuation,
-        "gammas": list(GAMMAS),
-        "rules": ["strict"],
-        "costs": {"source": "none"},
-    }
-    (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
-    return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
+def profiled(folder: Path, target: Path, prompts: list[list[int]], tokens: int = SIZE, model: Path = GOLDEN) -> Run:
+    """A run of the head on some prompts."""
+    return greedy_run(folder, target, {"head": {"kind": "eagle3", "model": str(model)}}, prompts, tokens, GAMMAS)
 
 
 @pytest.fixture(scope="module", params=SHARES)
 def golden(request: pytest.FixtureRequest, stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The recorded prompts, whose continuations the target writes anew; what was recorded."""
-    texts, greedy = TEXTS[:: request.param], {"kind": "greedy", "max_new_tokens": SIZE}
-    rows = [{"prompt": text["prompt"]} for text in texts]
-    return profiled(tmp_path_factory.mktemp("golden"), stories15m, rows, greedy), texts
-
-
-def rounds(run: Run, gamma: int, draft: str = "head") -> list[list[list[int]]]:
-    """Rounds of each text: where they start, and what they accept of the text."""
-    table, texts = run.positions(draft, 0), run.continuations(0, ["continuation_tokens"])
-    columns = {name: table[name].fill_null(0).to_numpy().astype(np.int64) for name in ("accepted_run", "proposed")}
-    length = texts["continuation_tokens"].to_numpy().astype(np.int64)
-    stop = np.cumsum(length)
-    trace = Trace(columns["accepted_run"], columns["proposed"], stop - length, stop)
-    found = listed_rounds(trace, gamma)
-    at = found.at - (stop - length)[found.document]
-    pairs = np.stack([at, np.minimum(found.accepted, length[found.document] - at)], 1)
-    return [pairs[found.document == number].tolist() for number in range(len(length))]
-
-
-def recorded(text: dict[str, Any], gamma: int) -> list[list[int]]:
-    """The recorded rounds, of which the last may accept a token after the end of the text."""
-    return [[at, min(accepted, SIZE - at)] for at, accepted in text["rounds"][str(gamma)]]
+    texts = TEXTS[:: request.param]
+    return profiled(tmp_path_factory.mktemp("golden"), stories15m, [text["prompt"] for text in texts]), texts
 
 
 def test_the_target_writes_the_recorded_texts(golden: Recorded) -> None:
@@ -95,27 +60,15 @@ def test_every_round_is_the_recorded_one(golden: Recorded, gamma: int) -> None:
 def test_real_decoding_has_the_recorded_rounds(golden: Recorded, stories15m: Path) -> None:
     """With caches of its own, on the target's states of verified tokens."""
     run, texts = golden
-    options = load_profile(run.path.parent / "profile.yaml", [])
-    tokenizer, target = load_tokenizer(options.target), load_model("target", options.target, "float32")
-    (head,) = load_drafts(options, target, tokenizer)
-    total = 0
-    for gamma in GAMMAS:
-        engine = Speculation(target, head, parse_rule("strict"), gamma)
-        for text in texts:
-            found = engine.decode(np.array(text["prompt"], dtype=np.int32), SIZE)
-            assert found.ids.tolist() == text["text"]
-            assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
-            total += len(found.accepted)
-    assert total > 180 * len(texts)
+    require_decoded(run, texts, GAMMAS)
 
 
 @pytest.fixture(scope="module", params=SHARES)
 def served(request: pytest.FixtureRequest, stories15m: Path, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The prompts of a real vLLM that drafted with the head, whose continuations the target writes anew; its requests."""
     requests = REQUESTS[:: request.param]
-    rows = [{"prompt": item["prompt_ids"]} for item in requests]
-    greedy = {"kind": "greedy", "max_new_tokens": 120}
-    return profiled(tmp_path_factory.mktemp("served"), stories15m, rows, greedy), requests
+    prompts = [item["prompt_ids"] for item in requests]
+    return profiled(tmp_path_factory.mktemp("served"), stories15m, prompts, 120), requests
 
 
 @each("gamma", [1, 3, 5])
@@ -123,15 +76,9 @@ def test_every_round_is_that_of_a_real_vllm(served: Recorded, gamma: int) -> Non
     run, requests = served
     texts = [request["continuation_ids"] for request in requests]
     assert run.continuations(0)["continuation_ids"].to_pylist() == texts
-    total = 0
-    for found, request in zip(rounds(run, gamma), requests, strict=True):
-        size, at, expected = len(request["continuation_ids"]), 1, []
-        for accepted in request["per_step_accepted"][str(gamma)]:
-            expected.append([at, min(accepted, size - at)])  # vLLM counts drafts after the end of the text, too
-            at += accepted + 1
-        assert found == expected
-        total += len(expected)
-    assert total > 70 * len(requests)
+    expected = [list(vllm_rounds(request["per_step_accepted"], len(request["continuation_ids"]))) for request in requests]
+    assert rounds(run, gamma) == expected
+    assert sum(map(len, expected)) > 70 * len(requests)
 
 
 def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
@@ -143,12 +90,10 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     hashed = []
     by_files = draft.fingerprint_by_files
     monkeypatch.setattr(draft, "fingerprint_by_files", lambda *parts: hashed.append(parts) or by_files(*parts))
-    greedy = {"kind": "greedy", "max_new_tokens": SIZE}
-    rows = [{"prompt": text["prompt"]} for text in TEXTS[::4]]
     head = shutil.copytree(GOLDEN, tmp_path / "head")
     config = json.loads((head / "config.json").read_text()) | {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}
     (head / "config.json").write_text(json.dumps(config))
-    run = profiled(tmp_path, stories15m, rows, greedy, model=str(head))
+    run = profiled(tmp_path, stories15m, [text["prompt"] for text in TEXTS[::4]], model=head)
     facts = run.manifest.drafts["head"]
     assert "2, 4, 6" in facts.reading["target states"]
     assert rounds(run, 3) != [recorded(text, 3) for text in TEXTS[::4]]

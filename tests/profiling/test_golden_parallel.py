@@ -9,31 +9,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-import yaml
 
 from alphaprof.commands.export.engines import export
-from alphaprof.config.load import load_profile
 from alphaprof.config.options import PardDraft
 from alphaprof.errors import ModelUnloadable, OptionInvalid
 from alphaprof.profiling import profile as profiling
-from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads.p_eagle import PEagle
 from alphaprof.profiling.heads.pard import ARCHITECTURES, Pard, load_pard
 from alphaprof.profiling.models import kinds as loaders
-from alphaprof.profiling.models.kinds import load_drafts
-from alphaprof.profiling.models.load import load_model, load_tokenizer
-from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run, RunDraft
 from tests.loops import each
-from tests.profiling.test_golden_head import rounds
-from tests.runs import Silent
+from tests.profiling.golden import GOLDEN, greedy_run, recorded, require_decoded, rounds, vllm_rounds
 
 pytestmark = pytest.mark.demo_model
-GOLDEN = Path(__file__).parent.parent / "golden"
 GAMMAS = (1, 2, 3, 5, 7)
 KINDS = {"p_eagle": PEagle, "pard": Pard}
 TEXTS = {kind: json.loads((GOLDEN / f"{kind}_stories15m" / "rounds.json").read_text())["texts"] for kind in KINDS}
@@ -41,24 +32,8 @@ of_each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def profiled(kind: str, folder: Path, target: Path, prompts: list[list[int]], tokens: int, **draft: Any) -> Run:
-    folder.mkdir(exist_ok=True)
-    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
-    tree = {
-        "target": {"model": str(target), "dtype": "float32"},
-        "drafts": {"head": {"kind": kind, "model": str(GOLDEN / f"{kind}_stories15m")} | draft},
-        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
-        "continuation": {"kind": "greedy", "max_new_tokens": tokens},
-        "gammas": list(GAMMAS),
-        "rules": ["strict", "lossless"],
-        "costs": {"source": "none"},
-    }
-    (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
-    return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
-
-
-def recorded(text: dict[str, Any], gamma: int) -> list[list[int]]:
-    """The recorded rounds, of which the last may accept a token after the end of the text."""
-    return [[at, min(accepted, len(text["text"]) - at)] for at, accepted in text["rounds"][str(gamma)]]
+    head = {"kind": kind, "model": str(GOLDEN / f"{kind}_stories15m")} | draft
+    return greedy_run(folder, target, {"head": head}, prompts, tokens, GAMMAS, "lossless")
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +72,8 @@ def test_the_manifest_says_how_its_files_were_read_and_what_else_was_tried(
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @of_each_kind
-def test_real_decoding_has_the_recorded_rounds(runs: dict[str, Run], kind: str, stories15m: Path) -> None:
-    options = load_profile(runs[kind].path.parent / "profile.yaml", [])
-    tokenizer, target = load_tokenizer(options.target), load_model("target", options.target, "float32")
-    (head,) = load_drafts(options, target, tokenizer)
-    for gamma in GAMMAS:
-        engine = Speculation(target, head, parse_rule("strict"), gamma)
-        for text in TEXTS[kind]:
-            found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
-            assert found.ids.tolist() == text["text"]
-            assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
+def test_real_decoding_has_the_recorded_rounds(runs: dict[str, Run], kind: str) -> None:
+    require_decoded(runs[kind], TEXTS[kind], GAMMAS)
 
 
 @pytest.mark.slow
@@ -117,15 +84,9 @@ def test_every_round_is_that_of_a_real_vllm(kind: str, most: int, stories15m: Pa
     prompts = [request["prompt_ids"] for request in requests]
     run = profiled(kind, tmp_path, stories15m, prompts, len(requests[0]["continuation_ids"]), check_wiring=False)
     assert run.continuations(0)["continuation_ids"].to_pylist() == [request["continuation_ids"] for request in requests]
-    total = 0
-    for found, request in zip(rounds(run, 5), requests, strict=True):
-        size, at, expected = len(request["continuation_ids"]), 1, []
-        for accepted in request["per_step_accepted"]:
-            expected.append([at, min(accepted, size - at)])  # vLLM counts drafts after the end of the text, too
-            at += accepted + 1
-        assert found == expected
-        total += len(expected)
-    assert total > most
+    expected = [list(vllm_rounds(request["per_step_accepted"], len(request["continuation_ids"]))) for request in requests]
+    assert rounds(run, 5) == expected
+    assert sum(map(len, expected)) > most
 
 
 @each("architecture", ARCHITECTURES)

@@ -31,8 +31,8 @@ from alphaprof.profiling.timing.steppers import read
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
 from tests.loops import each
-from tests.profiling.test_golden_dflash import changed, profiled, recorded
-from tests.profiling.test_golden_head import rounds
+from tests.profiling.golden import recorded, rounds
+from tests.profiling.test_golden_dflash import changed, profiled
 
 pytestmark = pytest.mark.demo_model
 GOLDEN = Path(__file__).parent.parent / "golden"

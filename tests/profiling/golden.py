@@ -1,0 +1,87 @@
+"""Runs of trained heads on stories15M, and rounds that other decoders recorded of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from alphaprof.config.load import load_profile
+from alphaprof.profiling import profile as profiling
+from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.models.kinds import load_drafts
+from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.rules import parse_rule
+from alphaprof.run.reader import Run
+from alphaprof.totals.replay import Trace, listed_rounds
+from tests.runs import Silent
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def greedy_run(
+    folder: Path,
+    target: Path,
+    drafts: Mapping[str, Mapping[str, Any]],
+    prompts: Iterable[list[int]],
+    tokens: int,
+    gammas: Iterable[int],
+    *rules: str,
+) -> Run:
+    """A run of drafts on prompts, whose continuations the target writes anew."""
+    folder.mkdir(exist_ok=True)
+    (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+    tree = {
+        "target": {"model": str(target), "dtype": "float32"},
+        "drafts": {name: dict(draft) for name, draft in drafts.items()},
+        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
+        "continuation": {"kind": "greedy", "max_new_tokens": tokens},
+        "gammas": list(gammas),
+        "rules": ["strict", *rules],
+        "costs": {"source": "none"},
+    }
+    (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
+    return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
+
+
+def rounds(run: Run, gamma: int, draft: str = "head") -> list[list[list[int]]]:
+    """Rounds of each text: where they start, and what they accept of the text."""
+    table, texts = run.positions(draft, 0), run.continuations(0, ["continuation_tokens"])
+    columns = {name: table[name].fill_null(0).to_numpy().astype(np.int64) for name in ("accepted_run", "proposed")}
+    length = texts["continuation_tokens"].to_numpy().astype(np.int64)
+    stop = np.cumsum(length)
+    trace = Trace(columns["accepted_run"], columns["proposed"], stop - length, stop)
+    found = listed_rounds(trace, gamma)
+    at = found.at - (stop - length)[found.document]
+    pairs = np.stack([at, np.minimum(found.accepted, length[found.document] - at)], 1)
+    return [pairs[found.document == number].tolist() for number in range(len(length))]
+
+
+def recorded(text: Mapping[str, Any], gamma: int) -> list[list[int]]:
+    """The recorded rounds, of which the last may accept a token after the end of the text."""
+    return [[at, min(accepted, len(text["text"]) - at)] for at, accepted in text["rounds"][str(gamma)]]
+
+
+def vllm_rounds(accepted_by_step: Iterable[int], size: int) -> Iterator[list[int]]:
+    """Where vLLM's rounds start, and what they accept of the text: it counts drafts after the end of the text, too."""
+    at = 1
+    for accepted in accepted_by_step:
+        yield [at, min(accepted, size - at)]
+        at += accepted + 1
+
+
+def require_decoded(run: Run, texts: Iterable[Mapping[str, Any]], gammas: Iterable[int]) -> None:
+    """Real decoding with the one draft of a run has the recorded rounds."""
+    options = load_profile(run.path.parent / "profile.yaml", [])
+    target = load_model("target", options.target, "float32")
+    (head,) = load_drafts(options, target, load_tokenizer(options.target))
+    for gamma in gammas:
+        engine = Speculation(target, head, parse_rule("strict"), gamma)
+        for text in texts:
+            found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
+            assert found.ids.tolist() == text["text"]
+            assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
