@@ -10,7 +10,7 @@ Sequences of a batch share every step: one forward pass verifies the tokens of a
 together. A sequence that drafts m tokens waits for a verification of its own m + 1 tokens and of those of the other
 sequences, each of which drafts as any round of the traffic does. Times are known by tokens per sequence, T(n), and linear in
 between: S tokens of a batch of B take T(S / B). So the expected time of a round is a weighted sum of T(1) .. T(gamma + 1),
-and its draft steps are as many as the sequence needs that drafts most (docs/theory.md, "Replay").
+and its draft steps are as many as the sequence needs that drafts most (docs/research/theory.md).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A chance: given the whole text, the accept events of lossless sampling are
 independent with probabilities a_t = min(1, q(x_t)/p(x_t)), so a dynamic program over where rounds begin gives the
 expectation of every count. It must propagate a_t: the acceptance beta_t = sum min(p, q) is an
 average over tokens that were not emitted as well, and the emitted one ties neighbouring positions together. Blocks of
-drafts that are verified together follow the same program with products of q/p (docs/theory.md, "Replay").
+drafts that are verified together follow the same program with products of q/p (docs/research/theory.md).
 
 Rounds are those of engines: the prefill emits the first token; a round drafts as many tokens as the draft proposes, up to
 gamma, and nothing is capped at the end.

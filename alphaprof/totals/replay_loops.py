@@ -99,7 +99,7 @@ def _accepts(positions: Positions, at: int, stop: int, how: tuple[int, bool], re
     one more than that.
 
     Given the text, a block keeps at least i drafts with the probability min over j = 0..i of the product of its first j
-    ratios q/p (docs/theory.md, "Replay").
+    ratios q/p (docs/research/theory.md).
     """
     (run, most, before_end, kept, _), (gamma, blocks) = positions, how
     by_depth = kept.shape[1] > 1

@@ -5,7 +5,7 @@ which in turn drafts as a vLLM did.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,8 +57,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    drafts = {"head": {"kind": "gemma4_assistant", "model": str(GOLDEN / "assistant")}}
-    return greedy_run(tmp_path_factory.mktemp("run"), target, drafts, [text["prompt"] for text in TEXTS], 40, GAMMAS)
+    prompts = [text["prompt"] for text in TEXTS]
+    return assisted(tmp_path_factory.mktemp("run"), target, GOLDEN / "assistant", prompts, 40, GAMMAS)
+
+
+def assisted(
+    folder: Path,
+    target: Path,
+    assistant: Path,
+    prompts: Sequence[list[int]] = ([3, 4],),
+    tokens: int = 4,
+    gammas: Sequence[int] = (2,),
+) -> Run:
+    head = {"kind": "gemma4_assistant", "model": str(assistant)}
+    return greedy_run(folder, target, {"head": head}, prompts, tokens, gammas)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +247,7 @@ def test_files_that_do_not_fit_are_refused(words: str, target: Path, tmp_path: P
     (folder / "model.safetensors").symlink_to(GOLDEN / "assistant" / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelUnloadable, match=words):
-        profiled(tmp_path / "out", target, [[3, 4]], 2, kind="gemma4_assistant", model=str(folder))
+        assisted(tmp_path / "out", target, folder)
 
 
 def test_an_older_transformers_is_named_with_the_version_that_is_needed(
@@ -243,5 +255,5 @@ def test_an_older_transformers_is_named_with_the_version_that_is_needed(
 ) -> None:
     monkeypatch.setattr(gemma, "RELEASE", (5, 23))
     with pytest.raises(ModelUnloadable, match=r"transformers 5\.23 cannot build an assistant") as refused:
-        profiled(tmp_path / "out", target, [[3, 4]], 2, kind="gemma4_assistant", model=str(GOLDEN / "assistant"))
+        assisted(tmp_path / "out", target, GOLDEN / "assistant")
     assert "transformers>=5.24" in str(refused.value.hint)

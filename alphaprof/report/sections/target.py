@@ -2,7 +2,7 @@
 
 By domain: the target's entropy and margin, how close in KL a draft has to come, and what is certain of any draft that does.
 By draft: where its divergence made acceptance certain, and what was accepted without that. By
-tenths of the positions: acceptance where the target is certain, and where it is not (docs/theory.md).
+tenths of the positions: acceptance where the target is certain, and where it is not (docs/research/theory.md).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Predictability(OfOneText):
 
 @dataclass(frozen=True)
 class Certificate(OfOneText):
-    """One domain, draft and rule: where the divergence of the draft made acceptance certain (see `docs/theory.md`)."""
+    """One domain, draft and rule: where the divergence of the draft made acceptance certain (docs/research/theory.md)."""
 
     draft: str
     rule: str
