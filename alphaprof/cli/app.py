@@ -64,8 +64,10 @@ def _run_command() -> None:
     for argument in sys.argv[1:]:
         require_utf8(argument)
     if sys.argv[1:] and sys.argv[1].startswith("-") and COMMANDS.intersection(sys.argv[2:]):
-        hint = "options stand behind the command: alphaprof report RUN --set KEY=VALUE"
-        raise OptionInvalid(f"{cut(sys.argv[1])} stands before the command", hint)
+        raise OptionInvalid(
+            f"{cut(sys.argv[1])} stands before the command",
+            "options stand behind the command: alphaprof report RUN --set KEY=VALUE",
+        )
     try:
         try:
             app()

@@ -258,8 +258,9 @@ def files(*more: str, about: str = "") -> Any:
         for path in paths or ():
             if _out_place(path) is not None and path.suffix.lower() not in known:
                 why = f"this command writes no {path.suffix} files" if path.suffix else "the suffix decides the format"
-                hint = f"end the name in {', '.join(known[:-1])} or {known[-1]}"
-                raise OptionInvalid(f"cannot write {cut(str(path))}: {why}", hint)
+                raise OptionInvalid(
+                    f"cannot write {cut(str(path))}: {why}", f"end the name in {', '.join(known[:-1])} or {known[-1]}"
+                )
         return paths
 
     text = f"Write to this file, in the format of its suffix: .txt, .md, .html, .json{about} (repeatable)."

@@ -305,8 +305,7 @@ def checked(
         config = changed_question(run.manifest.config, list(overrides))
         profile = dataclasses.replace(run.manifest, config=config).profile
     if len([each for each in (thresholds, baseline, golden) if each]) > 1:
-        problem = "thresholds, --baseline and --golden cannot be combined in one check"
-        raise OptionInvalid(problem, "run check once for each")
+        raise OptionInvalid("thresholds, --baseline and --golden cannot be combined in one check", "run check once for each")
     if golden is not None:
         side = side_of(f"{folder}:{draft}" if draft else folder)
         return check_golden(side.asked(config) if overrides else side, golden, rule, gamma)
@@ -337,8 +336,10 @@ def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or domain in least:
-            hint = "give NUMBER for all domains, or DOMAIN=NUMBER once per domain: code=0.6"
-            raise OptionInvalid(f"{shown(text)} is not a threshold for {measure}, or is a duplicate", hint)
+            raise OptionInvalid(
+                f"{shown(text)} is not a threshold for {measure}, or is a duplicate",
+                "give NUMBER for all domains, or DOMAIN=NUMBER once per domain: code=0.6",
+            )
         least[domain] = value
     return least
 
@@ -426,11 +427,15 @@ def _check_thresholds(asked: Asked, thresholds: Mapping[Measure, Mapping[str, fl
         ("speedup", not timed, f"it has no step times for {' or '.join(judge.candidates)}"),
     ):
         if missing and measure in thresholds:
-            hint = "use --min-acceptance-length, or --baseline to compare tokens per round with another run"
-            raise OptionInvalid(f"{measure} of {run.path} cannot be checked: {why}", hint)
+            raise OptionInvalid(
+                f"{measure} of {run.path} cannot be checked: {why}",
+                "use --min-acceptance-length, or --baseline to compare tokens per round with another run",
+            )
     if not timed and len(judge.candidates) > 1:
-        hint = f"name one: --draft {' or '.join(judge.candidates)}"
-        raise OptionInvalid(f"the best draft for {run.path} is not known: it has no step times", hint)
+        raise OptionInvalid(
+            f"the best draft for {run.path} is not known: it has no step times",
+            f"name one: --draft {' or '.join(judge.candidates)}",
+        )
     undefined, parts, unjudged = judge.evidence.undefined, list[tuple[Item, Bounds | None]](), dict[str, str]()
     unjudged |= {domain: why for domain, why in undefined.items() if domain not in domains}
     for measure, named in thresholds.items():
@@ -547,8 +552,10 @@ def check_golden(side: RunDraft, reference: str, rule: str | None, gamma: int | 
             wanted.append((each.domain, at, each.length))
     if not wanted:
         why = "; ".join(f"{short(visible(name))}: {reason}" for name, reason in unjudged.items())
-        hint = "name the run's domains as the file does, and profile with its numbers of speculative tokens"
-        raise OptionInvalid(f"nothing of {reference} can be compared: {why or f'it has no gamma {gamma}'}", hint)
+        raise OptionInvalid(
+            f"nothing of {reference} can be compared: {why or f'it has no gamma {gamma}'}",
+            "name the run's domains as the file does, and profile with its numbers of speculative tokens",
+        )
     confidence, items, rules = asked.question.confidence, list[Item](), dict[str, None]()
     scopes = {domain: scope_of(side, "a check of golden lengths", rule, gamma, domain) for domain, _, _ in wanted}
     for domain, at, length in wanted:
@@ -615,8 +622,10 @@ def check_baseline(
             judged.append(text)
     if not judged:
         why = "; ".join(dict.fromkeys(item.reason for item in unjudged))
-        hint = "name a --rule that applies to this text, or use a baseline with longer texts and a draft that proposes"
-        raise NotComparable(f"nothing can be compared with {old.label}: {why}", hint)
+        raise NotComparable(
+            f"nothing can be compared with {old.label}: {why}",
+            "name a --rule that applies to this text, or use a baseline with longer texts and a draft that proposes",
+        )
     same, parts = _same_draft(old, new), list[tuple[Item, Bounds | None]]()
     whole = [(WHOLE, judged, weights)] if len(judged) > 1 else []
     for domain, those, shares in (*whole, *((text.domain, [text], None) for text in judged)):

@@ -340,8 +340,10 @@ def diagnose(
     decided = gamma or side.run.manifest.profile.decision.gamma
     if known.gamma not in side.gammas:
         asked = "" if decided in ("auto", known.gamma) else f" ({decided} were decided)"
-        problem = f"the server drafts {known.gamma} tokens a round{asked}; {side.label} was not replayed at this gamma"
-        raise NotComparable(problem, f"profile with gammas that include {known.gamma}; --reuse-continuations keeps the text")
+        raise NotComparable(
+            f"the server drafts {known.gamma} tokens a round{asked}; {side.label} was not replayed at this gamma",
+            f"profile with gammas that include {known.gamma}; --reuse-continuations keeps the text",
+        )
     texts, paired = served_texts(side, served, domain) if served is not None else ([], False)
     run = served_run(side, known.gamma, domain)
     found: dict[str, str] = {}
@@ -430,8 +432,10 @@ def shares_of(text: str) -> list[float]:
         shares = [float(each) for each in text.split(",")]
         if all(1 >= earlier >= later >= 0 for earlier, later in pairwise([1.0, *shares])):
             return shares
-    hint = "give shares of rounds that accepted at least 1, 2, ... drafts: 0.6,0.4,0.2"
-    raise OptionInvalid(f"--acceptance {cut(text)} does not fall from 1 to 0", hint)
+    raise OptionInvalid(
+        f"--acceptance {cut(text)} does not fall from 1 to 0",
+        "give shares of rounds that accepted at least 1, 2, ... drafts: 0.6,0.4,0.2",
+    )
 
 
 class Compared(NamedTuple):
@@ -634,9 +638,10 @@ def served_texts(side: RunDraft, served: RunDraft, domain: str | None) -> tuple[
     another draft, and for text or a rule that the run does not have.
     """
     if served.draft != side.draft and served.draft in side.run.manifest.drafts:
-        problem = f"{served.run.path} was served with draft {served.draft}, not {side.label}"
-        hint = f"diagnose {side.run.path}:{served.draft}, or import with the served draft as --draft"
-        raise NotComparable(problem, hint)
+        raise NotComparable(
+            f"{served.run.path} was served with draft {served.draft}, not {side.label}",
+            f"diagnose {side.run.path}:{served.draft}, or import with the served draft as --draft",
+        )
     (rule,), imported, sides = served.run.rules, served.run.manifest.imported, (side, served)
     tables = [each.run.documents() for each in sides]
     for number, documents in enumerate(tables):  # on-policy text as one kind, generated or given: imports hold it as given
@@ -651,8 +656,10 @@ def served_texts(side: RunDraft, served: RunDraft, domain: str | None) -> tuple[
             " and ".join(sorted({fmt.text_kind(key[1], pool.sampling) for key, pool in pools.items()})) or "none"
             for pools in (one, two)
         )
-        problem = f"{side.label} and {served.run.path} share no text with rounds under {rule}: {here}; {there}"
-        raise NotComparable(problem, "profile text of the served temperature, or import with the settings that were served")
+        raise NotComparable(
+            f"{side.label} and {served.run.path} share no text with rounds under {rule}: {here}; {there}",
+            "profile text of the served temperature, or import with the settings that were served",
+        )
     rows = matches(tables, SETTINGS)
     by_ids = imported is not None and imported.prompts_known_by == PROMPTS_KNOWN_BY[0]
     paired = by_ids and 2 * len(rows[0]) > min(map(len, tables))  # of fewer, two samples say more
@@ -710,8 +717,9 @@ def served_counts(pages: Sequence[Page], where: str, labels: Sequence[str], gamm
     found = counted(pages, where, labels)
     rounds, sums = rounds_of(found, where, gamma), found.sums
     if rounds is None and not {"rounds", "emitted"} & sums.keys():
-        problem = f"{where} counts no speculative decoding: {found.server} has it off"
-        raise ColumnMissing(problem, "start the server with speculation")
+        raise ColumnMissing(
+            f"{where} counts no speculative decoding: {found.server} has it off", "start the server with speculation"
+        )
     if rounds is None:
         raise DataEmpty(f"{where}: no round was counted", "send requests first; a second page has to be the later one")
     if not rounds.drafts:

@@ -106,8 +106,11 @@ def first_look(
     if speculation is None and (traffic is None or not traffic.step_ms):
         if (written := found.sums.get("written")) and not {"rounds", "emitted"} & found.sums.keys():
             counts = f"{where} has {fmt.count(round(written))} generated tokens, and no spec_decode counter"
-            hint = "start it with a draft; for its step times, give a page of before and one of after"
-            raise DataEmpty(f"{found.server} does not speculate: {counts}", hint)
-        hint = "save a page, send requests, and save another when they are done"
-        raise DataEmpty("nothing was decoded between the readings", hint)
+            raise DataEmpty(
+                f"{found.server} does not speculate: {counts}",
+                "start it with a draft; for its step times, give a page of before and one of after",
+            )
+        raise DataEmpty(
+            "nothing was decoded between the readings", "save a page, send requests, and save another when they are done"
+        )
     return Counters(__version__, found.server, found.target, found.engines, traffic, speculation, found.reset)

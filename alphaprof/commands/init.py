@@ -65,8 +65,10 @@ def _source(data: Path, domain: str, prompt: str, messages: str) -> tuple[dict[s
         else:
             columns = _chat(row) or _prompt(row)
         if columns is None:
-            problem = f"{data} has no column that is known to hold prompts: it has {cut(', '.join(row), TEXT // 2)}"
-            raise OptionInvalid(problem, "name the one that does: --messages COLUMN, or --prompt '{COLUMN}'")
+            raise OptionInvalid(
+                f"{data} has no column that is known to hold prompts: it has {cut(', '.join(row), TEXT // 2)}",
+                "name the one that does: --messages COLUMN, or --prompt '{COLUMN}'",
+            )
         chat = chat_of(SourceOptions(domain=domain, path=place, **columns), row)
     except (BadRow, LeftOut) as bad:
         raise DataUnreadable(f"the first row of {data}: {bad}", getattr(bad, "hint", ANOTHER)) from bad

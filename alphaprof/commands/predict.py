@@ -171,14 +171,18 @@ def build_prediction(
         _require_between("--verify", cost.verify, LEAST_COST, math.inf)
     _require_between("--coverage", coverage, 0, 1)
     if coverage != 1 and isinstance(acceptance, EngineRate | tuple):
-        problem = "--coverage is given without --alpha, and an engine's length and rates may or may not count all rounds"
-        raise OptionInvalid(problem, "give --alpha and --coverage as a report of the draft shows them")
+        raise OptionInvalid(
+            "--coverage is given without --alpha, and an engine's length and rates may or may not count all rounds",
+            "give --alpha and --coverage as a report of the draft shows them",
+        )
     for gamma in gammas:
         _require_between("--gamma", gamma, 1, LONGEST)
         if longest is not None and gamma > longest:
             known = f"the {longest} rates given" if isinstance(acceptance, tuple) else f"--at-gamma {longest}"
-            hint = "give acceptance at that gamma: heads accept less at each further depth"
-            raise OptionInvalid(f"--gamma {gamma} is beyond {known}", hint)
+            raise OptionInvalid(
+                f"--gamma {gamma} is beyond {known}",
+                "give acceptance at that gamma: heads accept less at each further depth",
+            )
     rates = acceptance if isinstance(acceptance, tuple) else ()
     rate = acceptance if isinstance(acceptance, EngineRate) else None
     alpha = acceptance if isinstance(acceptance, int | float) else None
@@ -243,8 +247,10 @@ def acceptance_of(
     """
     given = [value for value in (alpha, rate, length, rates) if value is not None]
     if len(given) != 1 or (alpha is None and rates is None and at_gamma is None):
-        problem = "exactly one acceptance is needed: alpha, rates by depth, or an engine's rate or length with gamma"
-        raise OptionInvalid(problem, "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3")
+        raise OptionInvalid(
+            "exactly one acceptance is needed: alpha, rates by depth, or an engine's rate or length with gamma",
+            "give --alpha 0.75, --rates 0.8,0.6,0.5, or --acceptance-length 2.8 --at-gamma 3",
+        )
     if alpha is not None:
         return alpha
     if rates is None:
@@ -252,13 +258,13 @@ def acceptance_of(
     try:
         by_depth = tuple(map(float, rates.split(",")))
     except ValueError:
-        hint = "give shares separated by commas: --rates 0.8,0.6,0.5"
-        raise OptionInvalid(f"--rates is {shown(rates)}", hint) from None
+        raise OptionInvalid(f"--rates is {shown(rates)}", "give shares separated by commas: --rates 0.8,0.6,0.5") from None
     for share in by_depth:
         _require_between("--rates", share, 0, 1)
     if any(later > earlier for earlier, later in itertools.pairwise(by_depth)):
-        hint = "give the share of rounds that accepted at least 1, 2, ... drafts: it cannot rise"
-        raise OptionInvalid("--rates rise with depth", hint)
+        raise OptionInvalid(
+            "--rates rise with depth", "give the share of rounds that accepted at least 1, 2, ... drafts: it cannot rise"
+        )
     return by_depth
 
 
@@ -312,8 +318,9 @@ def predict(
         pair = read_pair(target, draft, asked.weight_bytes)
         if pair.longest is not None and max(gammas) > pair.longest:
             if gamma is not None or longest_of(acceptance) is not None:
-                hint = f"give --gamma {pair.longest} or less"
-                raise OptionInvalid(f"{draft} drafts at most {pair.longest} tokens in a block", hint)
+                raise OptionInvalid(
+                    f"{draft} drafts at most {pair.longest} tokens in a block", f"give --gamma {pair.longest} or less"
+                )
             gammas = tuple(each for each in gammas if each <= pair.longest)
         most = min(max(*gammas, 1), LONGEST)
         _require_between("--path-overhead", path_overhead, 0, math.inf)
@@ -322,8 +329,9 @@ def predict(
             there = found if load == (batch, context) else computed_cost(pair, asked, *load, most, output, path_overhead)
             elsewhere += [there] if there is not found and there.fits else []
     elif cost is None or not target is draft is None:
-        problem = "a round's cost must be either given or computed"
-        raise OptionInvalid(problem, "give --cost, or --target-config and --draft-config")
+        raise OptionInvalid(
+            "a round's cost must be either given or computed", "give --cost, or --target-config and --draft-config"
+        )
     assert found is not None  # noqa: S101
     return build_prediction(acceptance, found, gammas, coverage, elsewhere)
 
@@ -370,8 +378,9 @@ def computed_cost(
     from alphaprof.costs.steps import TARGET, StepTable
 
     if asked.accelerator not in ACCELERATORS:
-        problem = f"--accelerator: {shown(asked.accelerator)} is not known"
-        raise OptionInvalid(problem, f"choose one of {', '.join(sorted(ACCELERATORS))}")
+        raise OptionInvalid(
+            f"--accelerator: {shown(asked.accelerator)} is not known", f"choose one of {', '.join(sorted(ACCELERATORS))}"
+        )
     form, shapes, prompt = pair.form, (pair.target, {"draft": pair.draft}), max(round(context - output / 2), 1)
     heads = [] if form == MODEL else ["draft"]
     # The rows of a draft in one pass are as many as it drafts.

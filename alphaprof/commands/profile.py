@@ -36,8 +36,9 @@ def require_together(
 ) -> None:
     """Raise `OptionInvalid` for options that contradict each other, or that lack another one."""
     if form is not None and not dry_run:
-        hint = "run alphaprof report RUN --format after the run"
-        raise OptionInvalid("--format needs --dry-run: a run prints no report", hint)
+        raise OptionInvalid(
+            "--format needs --dry-run: a run prints no report", "run alphaprof report RUN --format after the run"
+        )
     given = {"--resume": resume, "--reuse-continuations": reuse is not None, "--retime": retime}
     given |= {"--part": part is not None, "--dry-run": dry_run, "execution.workers": workers != 1}
     for option, others, hint in APART:

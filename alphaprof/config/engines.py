@@ -165,8 +165,10 @@ def engine_of(to: str, version: str | None) -> Engine:
     if not known:
         raise OptionInvalid(f"--to {to} is for no engine, but --engine-version was given", "leave it out")
     read = ", ".join(each for engine in known for each in engine.versions)
-    problem = f"--engine-version {shown(version)}: this version of {known[0].name} was not read"
-    raise OptionInvalid(problem, f"name one that was, and does as yours: {read}")
+    raise OptionInvalid(
+        f"--engine-version {shown(version)}: this version of {known[0].name} was not read",
+        f"name one that was, and does as yours: {read}",
+    )
 
 
 def vllm_speculation(

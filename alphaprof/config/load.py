@@ -150,8 +150,9 @@ def read_tree(path: Path, what: str = "profile", start: str = STARTING) -> dict[
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ProfileInvalid(f"cannot read the {what} {name}: {reason}", f"give the path of a YAML {what}") from None
     if len(text) > LONGEST:  # a device never ends
-        problem = f"{name} is not a {what}: it is longer than {LONGEST:,} characters"
-        raise ProfileInvalid(problem, f"give the path of a YAML {what}")
+        raise ProfileInvalid(
+            f"{name} is not a {what}: it is longer than {LONGEST:,} characters", f"give the path of a YAML {what}"
+        )
     try:
         tree = json.loads(text)["config"] if of_run else UniqueKeyLoader(text).get_single_data()
     except BAD_YAML as error:
@@ -159,8 +160,9 @@ def read_tree(path: Path, what: str = "profile", start: str = STARTING) -> dict[
         where = f" line {mark.line + 1}" if mark else ""
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         problem = cut(getattr(error, "problem", None) or f"not YAML ({reason})")
-        hint = "correct the YAML there; quote text that contains ': ' or '{'"
-        raise ProfileInvalid(f"{name}{where}: {problem}", hint) from None
+        raise ProfileInvalid(
+            f"{name}{where}: {problem}", "correct the YAML there; quote text that contains ': ' or '{'"
+        ) from None
     if not isinstance(tree, dict):
         raise ProfileInvalid(f"{name} is not a {what}", start)
     return tree

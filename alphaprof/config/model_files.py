@@ -107,8 +107,10 @@ class ModelFiles:
         outside = path.is_absolute() or ".." in path.parts or "\\" in name
         if outside or not path.name.endswith((".safetensors", ".safetensors.index.json")):
             problem = "outside its folder" if outside else "that are not safetensors"
-            hint = "give the whole model as safetensors or as a .gguf file: reading a pickle can run code"
-            raise ModelUnloadable(f"{where} names weights {problem}: {cut(repr(name), VALUE)}", hint)
+            raise ModelUnloadable(
+                f"{where} names weights {problem}: {cut(repr(name), VALUE)}",
+                "give the whole model as safetensors or as a .gguf file: reading a pickle can run code",
+            )
         return self.folder / path
 
     @cached_property
@@ -168,8 +170,9 @@ def stored(paths: list[Path], called: str) -> dict[str, Stored]:
     for path in paths:
         for name, (shape, dtype) in _header(path, called).items():
             if name in tensors:
-                message = f"{called} holds {name} in {tensors[name].path.name} and in {path.name}"
-                raise ModelUnloadable(message, "keep one of the two files")
+                raise ModelUnloadable(
+                    f"{called} holds {name} in {tensors[name].path.name} and in {path.name}", "keep one of the two files"
+                )
             tensors[name] = Stored(path, name, shape, dtype)
     return tensors
 

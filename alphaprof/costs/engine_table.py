@@ -95,8 +95,10 @@ def read_engine_table(
         try:
             row = _step_row(TableRow.model_validate(cells), kinds)
         except ValueError as error:  # ValidationError is one
-            hint = f"use the columns {', '.join(COLUMNS)}; write numbers like 12.5, without units"
-            raise CostsUnreadable(f"{where}: {_row_problem(error)}", hint) from None
+            raise CostsUnreadable(
+                f"{where}: {_row_problem(error)}",
+                f"use the columns {', '.join(COLUMNS)}; write numbers like 12.5, without units",
+            ) from None
         other = rows.setdefault((row.model, row.step, row.tokens, row.batch, row.context), row)
         if other.ms != row.ms:
             problem = f"this step takes {row.ms:g} ms, but {other.ms:g} ms in another row"
@@ -183,8 +185,10 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise ValueError(f"a column occurs twice in {', '.join(names)}")
             rows = [(f"{path}, line {reader.line_num}", cells) for cells in reader]
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        problem = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise CostsUnreadable(problem, "check costs.path, a CSV or JSON file of step times, in UTF-8") from error
+        raise CostsUnreadable(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            "check costs.path, a CSV or JSON file of step times, in UTF-8",
+        ) from error
     for where, cells in rows:
         stripped = {key: cell.strip() if isinstance(cell, str) else cell for key, cell in cells.items()}
         yield where, {key: cell for key, cell in stripped.items() if cell not in ("", None)}

@@ -103,8 +103,10 @@ def reusable(path: Path, options: ProfileOptions) -> Run:
     run.require_complete()
     before, asked = (each.model_dump(mode="json") for each in (run.manifest.profile, options))
     if changed := [key for key in ("data", "continuation") if asked[key] != before[key]]:
-        hint = "reuse continuations with the data and continuation of the run that made them"
-        raise RunMismatch(f"{path} was made with another profile (other {', '.join(changed)})", hint)
+        raise RunMismatch(
+            f"{path} was made with another profile (other {', '.join(changed)})",
+            "reuse continuations with the data and continuation of the run that made them",
+        )
     return run
 
 
@@ -131,8 +133,10 @@ def require_same_profile(earlier: Run, options: ProfileOptions, part: Part) -> N
     if isinstance(options.costs, MeasuredCosts) and isinstance(earlier.manifest.profile.costs, MeasuredCosts):
         before, asked = ({**each, "costs": each["costs"]["source"]} for each in (before, asked))  # steps are timed again
     if str(part) != earlier.manifest.part:
-        problem = f"{earlier.path} is part {earlier.manifest.part} of the documents, not {part}"
-        raise RunMismatch(problem, "resume with the options of the first call, or choose another --out")
+        raise RunMismatch(
+            f"{earlier.path} is part {earlier.manifest.part} of the documents, not {part}",
+            "resume with the options of the first call, or choose another --out",
+        )
     if changed := [key for key in asked if key not in FREE and before.get(key) != asked[key]]:
         hint = "resume with the profile and options of the first call, or choose another --out"
         sources = [[{**source, "limit": None} for source in each["data"]] for each in (before, asked)]

@@ -82,8 +82,10 @@ def _session(progress: Progress) -> Iterator[Any]:
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **({} if address else local))
     except (ConnectionError, RuntimeError, ValueError) as error:
-        hint = f"correct {ADDRESS}, or unset it to use this machine alone" if address else "see the logs in /tmp/ray"
-        raise OptionInvalid(f"Ray cannot be used at {address or 'this machine'}: {error}", hint) from None
+        raise OptionInvalid(
+            f"Ray cannot be used at {address or 'this machine'}: {error}",
+            f"correct {ADDRESS}, or unset it to use this machine alone" if address else "see the logs in /tmp/ray",
+        ) from None
     finally:
         if ours:
             signal.signal(signal.SIGTERM, before)  # Ray would end the process without a word
@@ -332,8 +334,10 @@ class Driver:
                 raise
             except raised.RayError as error:
                 reason = " ".join(str(error).strip().splitlines()[-1:])
-                problem = f"a Ray actor was killed, and its work was done again in vain: {reason}"
-                raise WorkerFailed(problem, f"check Ray's logs, memory first; {KEPT}") from None
+                raise WorkerFailed(
+                    f"a Ray actor was killed, and its work was done again in vain: {reason}",
+                    f"check Ray's logs, memory first; {KEPT}",
+                ) from None
         for call in found.told:
             if call not in self._told:  # several actors load the same models
                 self._told.add(call)

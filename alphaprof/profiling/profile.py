@@ -204,8 +204,9 @@ def in_memory() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        hint = "use a smaller dtype, another device, or a device_map"
-        raise OutOfMemory("the models do not fit into memory", hint) from None
+        raise OutOfMemory(
+            "the models do not fit into memory", "use a smaller dtype, another device, or a device_map"
+        ) from None
 
 
 def set_threads(threads: int | str, alone: bool = True) -> None:
@@ -574,8 +575,10 @@ def require_same_models(run: RunWriter, mine: Manifest, moved: bool) -> None:
     odd = [field for field in fields if not ((mixed or moved) and field.endswith(" device"))]
     odd += ["tokenizer"] if before.tokenizer != mine.tokenizer else []
     if odd:
-        hint = "put the same models back, or profile into a new directory"
-        raise RunMismatch(f"models are not those of the run (other {', '.join(odd)})", hint)
+        raise RunMismatch(
+            f"models are not those of the run (other {', '.join(odd)})",
+            "put the same models back, or profile into a new directory",
+        )
     if moved:
         drafts = {name: dataclasses.replace(before.drafts[name], device=facts.device) for name, facts in mine.drafts.items()}
         target = dataclasses.replace(before.target, device=mine.target.device)
@@ -594,8 +597,10 @@ def _is_writer(earlier: Run, mine: Manifest) -> bool:
     before = earlier.manifest
     changed = differing(before.target, mine.target)
     if before.tokenizer != mine.tokenizer or (changed and "fingerprint" not in changed):
-        hint = "profile without --reuse-continuations: another tokenizer or device makes other text"
-        raise RunMismatch(f"{earlier.path} was made with another tokenizer or device", hint)
+        raise RunMismatch(
+            f"{earlier.path} was made with another tokenizer or device",
+            "profile without --reuse-continuations: another tokenizer or device makes other text",
+        )
     return not changed
 
 
@@ -677,8 +682,10 @@ def _write(run: RunWriter, result: ShardTexts | ShardRows) -> None:
         else:
             run.write_rows(result.shard, result.positions, result.seconds)
     except MemoryError as error:  # pyarrow's, too
-        hint = "free memory, then --resume; or profile again with a lower shard_documents"
-        raise OutOfMemory(f"out of memory while writing results: {error}", hint) from None
+        raise OutOfMemory(
+            f"out of memory while writing results: {error}",
+            "free memory, then --resume; or profile again with a lower shard_documents",
+        ) from None
 
 
 @dataclass(frozen=True)

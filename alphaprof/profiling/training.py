@@ -101,9 +101,9 @@ class TrainingRecord:
             if record.schema != cls.schema:
                 raise ValueError(f"it has the schema {record.schema}, not {cls.schema}")
         except (OSError, TypeError, ValueError) as error:
-            problem = f"{folder / TRAINING} cannot be read: {cut(str(error), 100)}"
             raise HeadRecordUnreadable(
-                problem, "train it again; without this file --init takes it as a head of unknown texts"
+                f"{folder / TRAINING} cannot be read: {cut(str(error), 100)}",
+                "train it again; without this file --init takes it as a head of unknown texts",
             ) from None
         return record
 
@@ -125,9 +125,10 @@ def train(
     every = texts_of(run)
     texts = learnable(every, asked.ttt)
     if not texts:
-        problem = f"{run_name} has no text by the target that is longer than the {asked.ttt} trained depths"
-        hint = "profile with continuation kind greedy or sampled and a larger max_new_tokens, or lower --ttt"
-        raise DataEmpty(problem, hint)
+        raise DataEmpty(
+            f"{run_name} has no text by the target that is longer than the {asked.ttt} trained depths",
+            "profile with continuation kind greedy or sampled and a larger max_new_tokens, or lower --ttt",
+        )
     if left := len(every) - len(texts):
         progress.say(f"{left} of {len(every)} documents are left out: too short, or not the target's text")
     before: list[str] | None = []
@@ -159,8 +160,10 @@ def train(
         theirs, ours = ({**vars(each), **each.options} for each in (begun, record))
         same = (*record.options, "target", "tokens", "units", "learned")
         if changed := [name for name in same if theirs.get(name) != ours[name]]:
-            hint = "resume with the options and the run of the first call, or choose another --out"
-            raise RunMismatch(f"{out} is another training (other {', '.join(changed)})", hint)
+            raise RunMismatch(
+                f"{out} is another training (other {', '.join(changed)})",
+                "resume with the options and the run of the first call, or choose another --out",
+            )
         record = begun
     if record.steps is None:
         with in_memory():
@@ -207,8 +210,10 @@ def fit(
     tokenizer = load_tokenizer(options.target)
     target = load_model("target", options.target, options.target.dtype, extra_eos=eos_of(tokenizer))
     if target.digest != record.target or tokenizer_fingerprint(tokenizer) != run.manifest.tokenizer:
-        problem = f"{record.run} was made with another target, dtype or tokenizer than {options.target.model}"
-        raise RunMismatch(problem, "give the run's own profile: a head learns from the target that wrote its texts")
+        raise RunMismatch(
+            f"{record.run} was made with another target, dtype or tokenizer than {options.target.model}",
+            "give the run's own profile: a head learns from the target that wrote its texts",
+        )
     require_trainable(target)
     network: Any
     if asked.init is None:
@@ -268,8 +273,9 @@ def fit(
         if not (np.isfinite(losses[-1]).all() and torch.isfinite(norm)):
             problem = f"the loss of step {step + 1} is not finite (learning rate {asked.learning_rate * rate:.2g})"
             kept = f"the weights of step {best['step']}, the best so far, are in {storage.shown}"
-            hint = f"{kept}; use another --out and a lower --learning-rate, from scratch or these weights (--init)"
-            raise LogitsNotFinite(problem, hint)
+            raise LogitsNotFinite(
+                problem, f"{kept}; use another --out and a lower --learning-rate, from scratch or these weights (--init)"
+            )
         optimizer.step()
         step += 1
         progress.advance(1)
@@ -286,8 +292,9 @@ def restore(path: Path, weights: dict[str, Any], optimizer: torch.optim.Optimize
         optimizer.load_state_dict(state["optimizer"])
         return state["step"], state["looks"]
     except (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
-        problem = f"{path} cannot be read: {cut(str(error), 100)}"
-        raise HeadRecordUnreadable(problem, "delete it; --resume starts over") from None
+        raise HeadRecordUnreadable(
+            f"{path} cannot be read: {cut(str(error), 100)}", "delete it; --resume starts over"
+        ) from None
 
 
 def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:

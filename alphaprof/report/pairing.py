@@ -87,14 +87,18 @@ def require_comparable(first: RunDraft, second: RunDraft) -> None:
         raise NotComparable(f"{first.label} is compared with itself", "name two drafts, or two runs")
     if first.run.imported != second.run.imported:
         imported, profiled = (here, there) if first.run.imported else (there, here)
-        problem = f"{imported} was imported from an engine's metrics, and {profiled} was profiled"
-        raise NotComparable(problem, f"import both, or profile both; or ask alphaprof diagnose {profiled} {imported}")
+        raise NotComparable(
+            f"{imported} was imported from an engine's metrics, and {profiled} was profiled",
+            f"import both, or profile both; or ask alphaprof diagnose {profiled} {imported}",
+        )
     for (name, value, hint), (_, other, _) in zip(_must_be_equal(first), _must_be_equal(second), strict=True):
         if value != other:
             raise NotComparable(f"{here} was measured with {name} {value}, and {there} with {name} {other}", hint)
     if one.tokenizer != two.tokenizer and one.profile.data != two.profile.data:
-        problem = f"{here} and {there} have targets with other tokenizers or chat templates, and other data"
-        raise NotComparable(problem, "profile both on the same data: their documents are then paired by row")
+        raise NotComparable(
+            f"{here} and {there} have targets with other tokenizers or chat templates, and other data",
+            "profile both on the same data: their documents are then paired by row",
+        )
 
 
 def changed_facts(first: Run, second: Run) -> tuple[str, ...]:

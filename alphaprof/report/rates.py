@@ -43,8 +43,9 @@ def rates_at(scope: Scope, gamma: int, confidence: float | None = None) -> Gamma
         rounds, drafted = rounds + scale * every, drafted + scale * started
         tested, accepted = tested + scale * reached, accepted + scale * passed
     if not drafted[0]:
-        problem = f"draft {scope.side.draft} proposes nothing in {scope.label}"
-        raise OptionInvalid(problem, "export another draft or domain of this run")
+        raise OptionInvalid(
+            f"draft {scope.side.draft} proposes nothing in {scope.label}", "export another draft or domain of this run"
+        )
     nested = np.minimum.accumulate(np.minimum(accepted, drafted[0]))  # sums of scaled counts may be off by rounding
     length = 1 + float(nested.sum()) / rounds
     free = scope.mix.speedup([pool.counts(gamma) for pool in scope.pools.values()], free_draft(gamma))

@@ -85,16 +85,19 @@ def scope_of(
         raise OptionInvalid(f"no document of {run.path} is complete yet", "finish the run, or give another one")
     named = gamma or run.manifest.profile.decision.gamma
     if named not in (AUTO, *side.gammas):
-        hint = f"--gamma {' or '.join(map(str, side.gammas))}"
-        raise OptionInvalid(f"gamma {named} was not replayed in {run.path}", hint)
+        raise OptionInvalid(f"gamma {named} was not replayed in {run.path}", f"--gamma {' or '.join(map(str, side.gammas))}")
     if (drafting := run.manifest.drafting) != CHAIN:
-        problem = f"{run.path} was served with {drafting} drafting, but {use} needs rounds of draft chains"
-        raise OptionInvalid(problem, "import requests with chain drafting: --speculative-eagle-topk 1")
+        raise OptionInvalid(
+            f"{run.path} was served with {drafting} drafting, but {use} needs rounds of draft chains",
+            "import requests with chain drafting: --speculative-eagle-topk 1",
+        )
     asked = settled(Asked.of(run, run.manifest.profile.deciding(side.draft, rule, gamma)))
     for bound in map(parse_rule, asked.deciding):
         if bound.rule.lossy or not bound.rule.timed:
-            hint = "name strict, one_hot, lossless or block as the rule; for lossy rules use validate --rule"
-            raise OptionInvalid(f"{bound.id} has no rounds of draft chains, which {use} needs", hint)
+            raise OptionInvalid(
+                f"{bound.id} has no rounds of draft chains, which {use} needs",
+                "name strict, one_hot, lossless or block as the rule; for lossy rules use validate --rule",
+            )
     judge, question = Judge.of(asked), asked.question
     weights = {domain: 1.0} if domain is not None else judge.weights
     pools = _pools_of(side, use, judge.evidence, weights, domain)
@@ -138,6 +141,8 @@ def _pools_of(
     if brief and not reason:
         reason = f"no text of {', '.join(map(_quoted, brief))} goes beyond its first token (prefill)"
     if reason:
-        hint = "name one --domain, or a rule that has rounds on this text (alphaprof report lists them)"
-        raise OptionInvalid(f"{side.label} has no rounds for {use}: {reason}", hint)
+        raise OptionInvalid(
+            f"{side.label} has no rounds for {use}: {reason}",
+            "name one --domain, or a rule that has rounds on this text (alphaprof report lists them)",
+        )
     return {name: pools[name] for name in shared}

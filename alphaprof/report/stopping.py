@@ -78,8 +78,10 @@ def settled(asked: Asked) -> Asked:
     fed = [draft for draft in heads if not facts[draft].own_path or SAMPLED in asked.policies]
     if question.p_min and fed:
         why = "sampled text" if facts[fed[0]].own_path else "a chain of MTP modules, or a run of an older version"
-        problem = f"decision.p_min: {fed[0]} read the text's tokens, not its own drafts ({why}): where it stops is unknown"
-        raise OptionInvalid(problem, "leave p_min out, name another decision.draft, or profile greedy text")
+        raise OptionInvalid(
+            f"decision.p_min: {fed[0]} read the text's tokens, not its own drafts ({why}): where it stops is unknown",
+            "leave p_min out, name another decision.draft, or profile greedy text",
+        )
     if question.p_min != AUTO:
         return asked
     tried = Tried.of(asked, asked.drafts)

@@ -351,8 +351,9 @@ class Manifest(Stored):
         try:
             return validate(self.config, "the profile of the run", STORED)
         except ProfileInvalid as error:
-            hint = f"read it with the alphaprof that wrote it, {self.alphaprof}, or profile again"
-            raise RunUnreadable(error.message, hint) from None
+            raise RunUnreadable(
+                error.message, f"read it with the alphaprof that wrote it, {self.alphaprof}, or profile again"
+            ) from None
 
     @property
     def documents(self) -> int:

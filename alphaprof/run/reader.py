@@ -215,8 +215,10 @@ class Run:
         if failures:
             several = f" (and {len(failures) - 1} more of {len(self.manifest.files)} files)" if len(failures) > 1 else ""
             hint = AGAIN if not self.scored else "write it again with alphaprof profile --resume" if self.has_log else COPY
-            hint = AFRESH if any(name.startswith("prompts/") for name in failures) else hint
-            raise RunUnreadable(f"{next(iter(failures.values()))}{several}", hint)
+            raise RunUnreadable(
+                f"{next(iter(failures.values()))}{several}",
+                AFRESH if any(name.startswith("prompts/") for name in failures) else hint,
+            )
 
     def failure(self, name: str) -> str:
         """Return what is wrong with a file; empty if it is as it was written. Raises `RunUnreadable` for what cannot be read
@@ -303,8 +305,10 @@ def side_of(text: str) -> RunDraft:
         command = f"alphaprof report {shlex.quote(path)} --show gammas"
         raise OptionInvalid(problem, f"give its drafts, {parts}; {command} has the hybrid")
     if draft not in names:
-        what = f"{path} has {len(names)} drafts" if draft is None else f"{path} has no draft {shown(draft)}"
-        raise OptionInvalid(what, "name one of them: " + ", ".join(f"{path}:{name}" for name in names))
+        raise OptionInvalid(
+            f"{path} has {len(names)} drafts" if draft is None else f"{path} has no draft {shown(draft)}",
+            "name one of them: " + ", ".join(f"{path}:{name}" for name in names),
+        )
     return RunDraft(run, draft)
 
 

@@ -59,8 +59,10 @@ def texts_of(run: Run) -> list[RunText]:
             unit = unit_of(row["cluster"], row["prompt_hash"])
             texts.append(RunText(row["document"], row["domain"], unit, row["on_policy"], prompt, ids))
     if not texts:
-        hint = "finish it with alphaprof profile --resume, or give a run that has documents"
-        raise DataEmpty(f"{run.path} holds no complete document", hint)
+        raise DataEmpty(
+            f"{run.path} holds no complete document",
+            "finish it with alphaprof profile --resume, or give a run that has documents",
+        )
     return texts
 
 

@@ -149,8 +149,10 @@ class RunWriter(Run):
         odd = [at for at, one in rows.items() if at not in prompts or one.shard.digest != prompts[at].shard.digest]
         if missing := sorted({*self.lacking("texts"), *self.lacking("rows"), *odd}):
             first = ", ".join([*map(str, missing[:5]), *["..."] * (len(missing) > 5)])
-            problem = f"{self.path} lacks {len(missing)} of {self.manifest.staged} shards ({first})"
-            raise RunMismatch(problem, "measure them with alphaprof profile --resume")
+            raise RunMismatch(
+                f"{self.path} lacks {len(missing)} of {self.manifest.staged} shards ({first})",
+                "measure them with alphaprof profile --resume",
+            )
         shards = tuple(rows[index].shard for index in range(self.manifest.staged))
         self.manifest = dataclasses.replace(self.manifest, shards=shards)
         self.write_table(DOCUMENTS, self.collected(), DOCUMENT_COLUMNS)

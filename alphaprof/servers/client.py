@@ -32,8 +32,7 @@ def answer_of(url: str, path: str, content: Mapping[str, Any] | None = None, sec
     try:
         answer = json.loads(fetched(url, path, content, seconds))
     except (ValueError, RecursionError) as error:
-        problem = f"{url} answers {path} with invalid JSON: {error}"
-        raise EngineFailed(problem, "give the address of a vLLM server") from None
+        raise EngineFailed(f"{url} answers {path} with invalid JSON: {error}", "give the address of a vLLM server") from None
     return answer if isinstance(answer, dict) else {}
 
 

@@ -109,8 +109,10 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
             raise OptionInvalid(f"{where} is no metrics page, and counts for itself", "give one such file, alone")
         return sums
     if content.lstrip()[:1] in (b"{", b"["):
-        hint = "import it first (alphaprof import FILE --rule strict --out RUN), and diagnose that RUN"
-        raise DataUnreadable(f"{where} holds JSON, not a metrics page", hint)
+        raise DataUnreadable(
+            f"{where} holds JSON, not a metrics page",
+            "import it first (alphaprof import FILE --rule strict --out RUN), and diagnose that RUN",
+        )
     found: Page = {}
     try:
         families = text_string_to_metric_families(content.decode())
@@ -121,12 +123,16 @@ def page_of(content: bytes, where: str, alone: bool = True) -> Page:
                 float(sample.labels.get("le", 0.0))  # raises for a bound that is no number
                 found[named[1], f"{name} created" if named[3] else name, tuple(sorted(sample.labels.items()))] = value
     except (ValueError, IndexError) as error:  # the parser has no errors of its own
-        problem = f"{where} is not a metrics page: {shown(str(error))}"
-        raise DataUnreadable(problem, f"save the page in Prometheus' text format, as UTF-8: {SAVE}") from None
+        raise DataUnreadable(
+            f"{where} is not a metrics page: {shown(str(error))}",
+            f"save the page in Prometheus' text format, as UTF-8: {SAVE}",
+        ) from None
     if all(name.endswith(" created") for _, name, _ in found):
         if b"lmdeploy:" in content:
-            hint = "give its log, whose lines of SpecDecoding metrics are added up"
-            raise ColumnMissing(f"{where} is a metrics page of LMDeploy, whose counters are not read", hint)
+            raise ColumnMissing(
+                f"{where} is a metrics page of LMDeploy, whose counters are not read",
+                "give its log, whose lines of SpecDecoding metrics are added up",
+            )
         raise ColumnMissing(f"{where} has no counter of vLLM, SGLang or llama.cpp", f"save its page: {SAVE}")
     return found
 
@@ -238,14 +244,17 @@ def counted(pages: Sequence[Page], where: str, labels: Sequence[str] = ()) -> Co
     rose = [key for key, rise in rises.items() if rise > 0 and key[1] not in GAUGES]
     if asked and not rose:
         known = {f"{name}={value_of(key, name)}" for page in pages for key in page for name in (*APART, *dict(key[2]))}
-        problem = "nothing that was counted has these labels"
-        raise OptionInvalid(problem, f"the pages have {cut(', '.join(sorted(known)), 300)}")
+        raise OptionInvalid(
+            "nothing that was counted has these labels", f"the pages have {cut(', '.join(sorted(known)), 300)}"
+        )
     for name in APART:
         values = sorted({value_of(key, name) for key in rose})
         if len(values) > 1 and name not in asked:
             number = f"{len(values)} {name.removesuffix('_name').replace('_', ' ')}s"
-            hint = f"choose one, or name several: --label {name}={values[0]}"
-            raise DataUnreadable(f"{where} counts {number}: {cut(', '.join(values))}", hint)
+            raise DataUnreadable(
+                f"{where} counts {number}: {cut(', '.join(values))}",
+                f"choose one, or name several: --label {name}={values[0]}",
+            )
     page = {key: rise for key, rise in rises.items() if not rose or key[0] == rose[0][0]}
     return Counted(
         server=SERVERS[min(engine for engine, _, _ in page)],
@@ -296,8 +305,10 @@ def rounds_of(found: Counted, where: str, most: int | None = None) -> CountedRou
     sums, kind = found.sums, next(kind for kind, name in SERVERS.items() if name == found.server)
     if not {"rounds", "emitted", "drafted", "accepted"} & sums.keys():
         if sums.get("length"):
-            problem = f"{where} does not count rounds: {found.server} averages its last steps, and has no {ROUNDS[kind]}"
-            raise ColumnMissing(problem, "update SGLang, or import logged requests: alphaprof import FILE")
+            raise ColumnMissing(
+                f"{where} does not count rounds: {found.server} averages its last steps, and has no {ROUNDS[kind]}",
+                "update SGLang, or import logged requests: alphaprof import FILE",
+            )
         return None
     rounds, accepted, drafted = sums.get("rounds"), sums.get("accepted", 0.0), sums.get("drafted")
     every = rounds is None and "emitted" in sums
@@ -322,8 +333,7 @@ def rounds_of(found: Counted, where: str, most: int | None = None) -> CountedRou
         words = "" if drafted is None else f"drafted {drafted:.0f} tokens and "
         counts = "drafts" if rounds is None else f"{rounds:.0f} rounds"
         problem = f"{where}: {counts} {words}accepted {accepted:.0f}, by position {[round(each) for each in places[:8]]}"
-        hint = "save both pages while no request is running"
-        raise DataUnreadable(f"{problem}: these counts contradict each other", hint)
+        raise DataUnreadable(f"{problem}: these counts contradict each other", "save both pages while no request is running")
     full = drafted == gamma * (rounds or 0.0)  # every round drafted gamma tokens
     conditional = [
         later / earlier if earlier and (full or depth == 0) else None

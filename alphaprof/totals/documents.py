@@ -257,8 +257,10 @@ def observed_weights(documents: pa.Table) -> dict[str, float]:
 def require_weights(weights: Mapping[str, float] | None, domains: Iterable[str]) -> None:
     """Raise `ProfileInvalid` if given weights leave out a domain of the data."""
     if weights is not None and (missing := [domain for domain in domains if domain not in weights]):
-        problem = f"decision.weights does not name domain {shown(missing[0])}, which the data has"
-        raise ProfileInvalid(problem, "give it a share of the output tokens, or 0 to leave it out")
+        raise ProfileInvalid(
+            f"decision.weights does not name domain {shown(missing[0])}, which the data has",
+            "give it a share of the output tokens, or 0 to leave it out",
+        )
 
 
 def mean_context(documents: pa.Table) -> float | None:

@@ -145,8 +145,10 @@ def export(
     timing = scope.costs.timing(question.concurrency) if scope.costs else UNTIMED
     best, decision = judge({side.draft: scope.pools}, timing, scope.mix, question, scope.gammas)
     if best is None:
-        problem = f"the best gamma for {side.label} is not known: {decision.reason}"
-        raise OptionInvalid(problem, f"name one: --gamma {' or '.join(map(str, scope.gammas))}")
+        raise OptionInvalid(
+            f"the best gamma for {side.label} is not known: {decision.reason}",
+            f"name one: --gamma {' or '.join(map(str, scope.gammas))}",
+        )
     if manifest.imported:
         raise OptionInvalid(
             f"{side.run.path} was imported from {manifest.imported.engine}, whose log does not name the draft",
@@ -155,12 +157,15 @@ def export(
     method, why = facts.method_in(engine), why_not_served(engine, facts, scope.rules, p_min)
     if method is None or why:
         other = "" if p_min or why_not_served(engine, facts, AUTO) else ", or --rule one_hot"
-        hint = f"export another draft{other}, or simulate this one: --to {RATES}"
-        raise OptionInvalid(f"{side.label} cannot be served: {why}", hint)
+        raise OptionInvalid(
+            f"{side.label} cannot be served: {why}", f"export another draft{other}, or simulate this one: --to {RATES}"
+        )
     schedule = gamma_schedule(scope, best[1]) if method.schedule else None
     if schedule is None and to == ADAPTIVE:
-        problem = f"{side.label} has one gamma for all concurrencies, by step times at {_timed(scope) or 'none'}"
-        raise OptionInvalid(problem, "start it with --to sglang-args")
+        raise OptionInvalid(
+            f"{side.label} has one gamma for all concurrencies, by step times at {_timed(scope) or 'none'}",
+            "start it with --to sglang-args",
+        )
     drawn = [name for name in scope.rules.split(" and ") if parse_rule(name).rule.drawn]
     held = schedule if to in SCHEDULED else None
     served = ServedDraft(

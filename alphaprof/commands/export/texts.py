@@ -30,9 +30,10 @@ def export_texts(where: str, out: Path | None, *, narrowed: bool = False) -> Art
     and `NoPositionLog` and `DataEmpty` for a run without texts.
     """
     if narrowed or out is None:
-        problem = f"{TEXTS} exports all texts of a run, as a folder with one file per part"
-        command = f"alphaprof export {shlex.quote(where)} --to {TEXTS} --out FOLDER"
-        raise OptionInvalid(problem, command)
+        raise OptionInvalid(
+            f"{TEXTS} exports all texts of a run, as a folder with one file per part",
+            f"alphaprof export {shlex.quote(where)} --to {TEXTS} --out FOLDER",
+        )
     run, storage = Run.open(where), LocalStorage(out)
     require_new(storage, "choose another --out")
     every = texts_of(run)

@@ -64,8 +64,10 @@ class Line:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name, given = ".".join(map(str, first["loc"])), shown(first["input"])
-            problem = f"{name} is missing" if first["type"] == "missing" else f"{name} is {given}: {first['msg']}"
-            raise self.refuse(problem, "write the engine's answers unchanged; docs/import.md lists the fields") from None
+            raise self.refuse(
+                f"{name} is missing" if first["type"] == "missing" else f"{name} is {given}: {first['msg']}",
+                "write the engine's answers unchanged; docs/import.md lists the fields",
+            ) from None
 
 
 class LeftOut(Exception):
@@ -105,14 +107,14 @@ def json_lines(path: Path, digest: Callable[[bytes], object]) -> Iterator[Line]:
                             others = [json.dumps(json.loads(b"".join(looked)))]
                     if kind := next(filter(None, map(format_of, others)), None):
                         raise line.other(kind) from None
-                    hint = MERGE if chunk else "write one JSON object per line, in UTF-8"
-                    raise line.refuse(str(error), hint) from None
+                    raise line.refuse(str(error), MERGE if chunk else "write one JSON object per line, in UTF-8") from None
                 if not isinstance(content, dict | list):
                     raise line.refuse(f"{shown(content)} is not a JSON object", "write one response per line")
                 yield line.inside(content if isinstance(content, dict) else {"response": content})
     except (OSError, EOFError, zlib.error) as error:
-        problem = f"cannot read {cut(str(path))}: {getattr(error, 'strerror', None) or error}"
-        raise DataUnreadable(problem, "give a JSON Lines file") from None
+        raise DataUnreadable(
+            f"cannot read {cut(str(path))}: {getattr(error, 'strerror', None) or error}", "give a JSON Lines file"
+        ) from None
 
 
 def kind_of(files: Sequence[str], texts: bool | None) -> str:

@@ -97,8 +97,10 @@ def import_requests(asked: ImportRequest, out: Path) -> Run:
         if not read.requests:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in read.left_out.items()) or "the files are empty"
             most = max(read.left_out, key=read.left_out.__getitem__, default="")
-            hint = read.advice.get(most, f"see docs/import.md for how to get metrics from {SERVERS[asked.engine]}")
-            raise DataEmpty(f"no request to import: {reasons}", hint)
+            raise DataEmpty(
+                f"no request to import: {reasons}",
+                read.advice.get(most, f"see docs/import.md for how to get metrics from {SERVERS[asked.engine]}"),
+            )
         manifest, imported = _imported_manifest(asked, read)
         run.manifest = manifest
         run.write_totals(asked.draft, [[_totals_table(read.requests, imported)]])
@@ -116,11 +118,15 @@ def require_known(kind: str, served: Mapping[str, Any], lookup: Mapping[str, Any
             about = "texts" if kind == "texts" else f"requests of {SERVERS[kind]}"
             raise OptionInvalid(f"{name} does not apply to {about}", "leave it out, or name what the files are: --format")
     if kind != "texts" and not served["--rule"]:
-        hint = "add --rule strict (temperature 0), or one_hot, lossless or block with --temperature"
-        raise OptionInvalid("requests do not tell the acceptance rule of the engine", hint)
+        raise OptionInvalid(
+            "requests do not tell the acceptance rule of the engine",
+            "add --rule strict (temperature 0), or one_hot, lossless or block with --temperature",
+        )
     if kind == "sglang" and not served["--drafting"]:
-        hint = "add --drafting chain (--speculative-eagle-topk 1), tree or adaptive"
-        raise OptionInvalid("SGLang's counts do not tell what a round drafts", hint)
+        raise OptionInvalid(
+            "SGLang's counts do not tell what a round drafts",
+            "add --drafting chain (--speculative-eagle-topk 1), tree or adaptive",
+        )
     if kind == "vllm" and served["--drafting"] not in (None, CHAIN):
         raise OptionInvalid("vLLM drafts chains", "leave out --drafting")
     if kind != "texts" and len(gammas or ()) > 1:
@@ -130,9 +136,10 @@ def require_known(kind: str, served: Mapping[str, Any], lookup: Mapping[str, Any
 def sampling_of(rule: str, temperature: float | None, top_k: int, top_p: float) -> dict[str, float] | None:
     """Return the settings of sampled text; None: greedy. Raises `OptionInvalid` if rule and temperature do not fit."""
     if (rule == "strict") == bool(temperature) or (rule == "strict" and (top_k, top_p) != (0, 1)):
-        problem = f"--rule {rule} does not fit temperature {temperature or 0:g}, top_k {top_k} and top_p {top_p:g}"
-        hint = "use strict for greedy only; one_hot (what engines use to sample), lossless and block need --temperature"
-        raise OptionInvalid(problem, hint)
+        raise OptionInvalid(
+            f"--rule {rule} does not fit temperature {temperature or 0:g}, top_k {top_k} and top_p {top_p:g}",
+            "use strict for greedy only; one_hot (what engines use to sample), lossless and block need --temperature",
+        )
     if rule == "strict" or not temperature:
         return None
     # Neither engine speculates with min_p: vLLM rejects it, SGLang ignores it.
@@ -153,16 +160,22 @@ def remarks_on(manifest: Manifest) -> Iterator[str]:
 def require_fitting_options(asked: ImportRequest) -> None:
     """Raise `OptionInvalid` for names and files that contradict each other, and for rounds whose length nothing tells."""
     if asked.drafting != CHAIN and asked.gamma is None:
-        problem = f"with --drafting {asked.drafting}, the counts do not say how many drafts a round can accept"
-        raise OptionInvalid(problem, "add --gamma N: the server's --speculative-num-steps (if adaptive: the largest)")
+        raise OptionInvalid(
+            f"with --drafting {asked.drafting}, the counts do not say how many drafts a round can accept",
+            "add --gamma N: the server's --speculative-num-steps (if adaptive: the largest)",
+        )
     domains, files = len(asked.domains), len(set(asked.files))
     if files < len(asked.files) or domains not in (0, 1, files) or (domains and asked.domain_key):
         key = " and a --domain-key" if asked.domain_key else ""
-        problem = f"{len(asked.files)} files ({files} distinct), given with {domains} --domain{key}"
-        raise OptionInvalid(problem, "give each file once, with one --domain for all, one per file, or only --domain-key")
+        raise OptionInvalid(
+            f"{len(asked.files)} files ({files} distinct), given with {domains} --domain{key}",
+            "give each file once, with one --domain for all, one per file, or only --domain-key",
+        )
     if not DRAFT_NAME.fullmatch(asked.draft) or asked.draft in ("auto", "target"):
-        problem = f"--draft {shown(asked.draft)} is not a valid name"
-        raise OptionInvalid(problem, "use lower case, at most 200 characters, and neither auto nor target")
+        raise OptionInvalid(
+            f"--draft {shown(asked.draft)} is not a valid name",
+            "use lower case, at most 200 characters, and neither auto nor target",
+        )
 
 
 def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> None:
@@ -173,8 +186,9 @@ def _read_file(read: Read, source: int, path: Path, asked: ImportRequest) -> Non
                 request = engine.request_of(answer, asked.gamma, asked.drafting)
             except LeftOut as omitted:
                 if not omitted.unmeasured and not asked.leave_out:
-                    hint = f"{omitted.hint}; use --leave-out to skip and count such requests"
-                    raise line.refuse(omitted.reason, hint) from None
+                    raise line.refuse(
+                        omitted.reason, f"{omitted.hint}; use --leave-out to skip and count such requests"
+                    ) from None
                 read.left_out[omitted.reason] += 1
                 read.advice.setdefault(omitted.reason, omitted.hint)
                 continue
@@ -190,17 +204,19 @@ def _require_fitting(read: Read, request: EngineRequest, asked: ImportRequest) -
     if request.request_id is not None:
         before = read.seen.setdefault(request.request_id, request.line)
         if before is not request.line:
-            problem = f"the request {shown(request.request_id)} is also in {before.where}"
-            raise request.line.refuse(problem, "keep each request once")
+            raise request.line.refuse(
+                f"the request {shown(request.request_id)} is also in {before.where}", "keep each request once"
+            )
     if not asked.target and request.model is None:
         raise ColumnMissing(f"{request.line.where}: no model is named", "name the served model: --target NAME")
     first = (read.requests or [request])[0]
     served, at_first = ((asked.target or one.model, one.rounds.gamma) for one in (request, first))
     if served != at_first:
         problem = "model {!r} with {} speculative tokens, and {} has {!r} with {}"
-        problem = problem.format(*served, first.line.where, *at_first)
-        hint = "import requests that share target and number of speculative tokens; --target sets one target name"
-        raise request.line.refuse(problem, hint)
+        raise request.line.refuse(
+            problem.format(*served, first.line.where, *at_first),
+            "import requests that share target and number of speculative tokens; --target sets one target name",
+        )
 
 
 def named_by(asked: ImportRequest, line: Line, source: int) -> tuple[str, str | None]:
@@ -232,8 +248,10 @@ def distinct_domains(asked: ImportRequest, names: Iterable[str]) -> list[str]:
     """Return the different domains of requests in order. Raises `OptionInvalid` for more than reports can show."""
     domains = list(dict.fromkeys(names))
     if len(domains) > MOST_DOMAINS:
-        problem = f"{cut(str(asked.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}"
-        raise OptionInvalid(problem, "name a field with one value per kind of traffic")
+        raise OptionInvalid(
+            f"{cut(str(asked.domain_key), VALUE)} names {len(domains)} domains, more than {MOST_DOMAINS}",
+            "name a field with one value per kind of traffic",
+        )
     return domains
 
 
@@ -244,9 +262,10 @@ def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[st
     decided = DECIDED if asked.drafting == CHAIN else ("decision.rule=", "costs.")
     for override in asked.overrides:
         if not override.startswith(("decision.", "costs.")) or override.startswith(decided):
-            problem = f"--set {cut(override, VALUE)}: the engine decided it, or the import lacks what it needs"
-            hint = "set only decision.* (not the rule), or costs.source=table if rounds drafted chains"
-            raise ProfileInvalid(problem, hint)
+            raise ProfileInvalid(
+                f"--set {cut(override, VALUE)}: the engine decided it, or the import lacks what it needs",
+                "set only decision.* (not the rule), or costs.source=table if rounds drafted chains",
+            )
     tree: dict[str, Any] = {
         "target": {"model": "served"},
         "drafts": {asked.draft: named_model(asked.draft)},

@@ -112,8 +112,10 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
     request = counted_request(answer, about, metrics, most if gamma is None else gamma)
     # Every round drafts: tokens that the rounds do not account for are those of the prefills after retractions.
     if request.rounds.plain > counts.retractions:
-        hint = "log meta_info with num_retractions; if it is there already, alphaprof cannot read these counts"
-        raise LeftOut("more tokens than the rounds explain", hint)
+        raise LeftOut(
+            "more tokens than the rounds explain",
+            "log meta_info with num_retractions; if it is there already, alphaprof cannot read these counts",
+        )
     rounds = dataclasses.replace(request.rounds, plain=0, prefilled=1 + request.rounds.plain)
     return dataclasses.replace(request, rounds=rounds)
 

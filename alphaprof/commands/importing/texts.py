@@ -140,8 +140,10 @@ def _ids(line: Line, fields: Fields, encode: Encoder | None) -> Fields:
     message, response, prompt = fields.get("message"), fields.get("response"), fields.get("prompt")
     answer = message.get("content") if isinstance(message, dict) else fields.get("text", response)
     if encode is None or not isinstance(prompt, str) or not isinstance(answer, str):
-        hint = "log them (return_token_ids: true), or give prompt and response as text with --tokenizer"
-        raise line.refuse("prompt_token_ids or token_ids are missing", hint)
+        raise line.refuse(
+            "prompt_token_ids or token_ids are missing",
+            "log them (return_token_ids: true), or give prompt and response as text with --tokenizer",
+        )
     return {"prompt_token_ids": encode(prompt, True), "token_ids": encode(answer, False)}
 
 

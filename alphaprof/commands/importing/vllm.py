@@ -202,8 +202,10 @@ def _engine_rounds(line: Line, metrics: Metrics, written: int, wanted: int | Non
     gamma = len(histogram) - 1
     for name, value in (("num_spec_tokens", metrics.num_spec_tokens), ("--gamma", wanted)):
         if value is not None and value != gamma:
-            problem = f"{name} is {value}, but the histogram counts 0 to {gamma} accepted drafts"
-            raise line.refuse(problem, "import only requests with the same number of speculative tokens")
+            raise line.refuse(
+                f"{name} is {value}, but the histogram counts 0 to {gamma} accepted drafts",
+                "import only requests with the same number of speculative tokens",
+            )
     steps, accepted = int(histogram.sum()), int((np.arange(gamma + 1) * histogram).sum())
     counted = (metrics.num_spec_steps, metrics.num_accepted_draft_tokens)
     if counted != (steps, accepted) or not accepted <= metrics.num_draft_tokens <= steps * gamma:
@@ -213,8 +215,9 @@ def _engine_rounds(line: Line, metrics: Metrics, written: int, wanted: int | Non
     after = written - 1  # the prefill writes the first token
     beyond = max(0, steps + accepted - after)
     if beyond > int(np.flatnonzero(histogram).max(initial=0)):  # a round keeps one token at least
-        hint = "only the last round may reach beyond the end of a text: see docs/import.md"
-        raise LeftOut("more rounds than the text allows", hint)
+        raise LeftOut(
+            "more rounds than the text allows", "only the last round may reach beyond the end of a text: see docs/import.md"
+        )
     joint = _joint(line, metrics, histogram)
     depth = range(1, gamma + 1)
     return EngineRounds(

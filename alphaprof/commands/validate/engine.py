@@ -53,13 +53,16 @@ def validate_by(
     for name, hybrid in options.hybrids.items():
         progress.say(f"{name} is a hybrid, which is not decoded: {hybrid.first} and {hybrid.then} are, by themselves")
     if engine == "vllm" and more_rules:
-        hint = "leave out --rule, or leave out --engine to decode here"
-        raise OptionInvalid("vLLM decodes by decision.rule, but --rule names others", hint)
+        raise OptionInvalid(
+            "vLLM decodes by decision.rule, but --rule names others",
+            "leave out --rule, or leave out --engine to decode here",
+        )
     if engine == "vllm":
         return _validate_in_vllm(options, out, gammas, repeats, concurrency, progress)
     if concurrency > 1:
-        hint = "add --engine vllm, or leave out --concurrency"
-        raise OptionInvalid("alphaprof's own loop decodes one text at a time", hint)
+        raise OptionInvalid(
+            "alphaprof's own loop decodes one text at a time", "add --engine vllm, or leave out --concurrency"
+        )
     return validate_here(options, out, gammas, repeats, progress, more_rules)
 
 
@@ -164,8 +167,10 @@ class Decoding:
 def _decoded(answer: Answer) -> Decoded:
     """Return a text that an engine decoded. Its time is that of steps with all sequences; how it divides is not known."""
     if not answer["emitted"]:
-        problem = "a text ended before --concurrency sequences were decoded together"
-        raise EngineFailed(problem, "use a lower --concurrency, more --documents, or longer texts")
+        raise EngineFailed(
+            "a text ended before --concurrency sequences were decoded together",
+            "use a lower --concurrency, more --documents, or longer texts",
+        )
     seconds = answer["wall_ms"] / 1e3 * (len(answer["ids"]) - 1) / answer["emitted"]
     return Decoded(np.array(answer["ids"]), *rounds_of(answer), 0.0, seconds, math.nan, math.nan, None)
 

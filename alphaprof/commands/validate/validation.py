@@ -181,8 +181,9 @@ def require_within(validation: Validation, undecided_fails: bool) -> None:
     if validation.outcome is None:
         raise StepsNotTimed("nothing to judge: no steps were timed, or nothing was decoded", "fix the cause named above")
     if validation.outcome == "outside":
-        problem = f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}"
-        raise OutsideTolerance(problem, next_step(validation))
+        raise OutsideTolerance(
+            f"the predicted speedup is outside the tolerance: {verdict_reason(validation)}", next_step(validation)
+        )
     if validation.outcome == "too_noisy" and undecided_fails:
         raise CheckUndecided(f"too noisy to tell: {verdict_reason(validation)}", next_step(validation))
 

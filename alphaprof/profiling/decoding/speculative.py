@@ -95,8 +95,10 @@ def require_decodable(rule: BoundRule, policy: str) -> None:
     elif policy not in rule.rule.policies:
         problem = f"applies to {' or '.join(rule.rule.policies)} text, but this is {policy}"
     if problem:
-        hint = "choose strict on greedy text; one_hot, lossless or block on sampled text; or a lossy rule (docs/rules.md)"
-        raise RuleNotDecodable(f"the rule {rule.id} {problem}", hint)
+        raise RuleNotDecodable(
+            f"the rule {rule.id} {problem}",
+            "choose strict on greedy text; one_hot, lossless or block on sampled text; or a lossy rule (docs/rules.md)",
+        )
 
 
 class _Text:
@@ -250,8 +252,10 @@ def require_own_text(options: ProfileOptions) -> set[str]:
     """
     written = {GREEDY, SAMPLED} & {options.continuation_of(index).kind for index in range(len(options.data))}
     if not written:
-        hint = "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy"
-        raise ProfileInvalid("none of this text is the target's own, so decoding would not reproduce it", hint)
+        raise ProfileInvalid(
+            "none of this text is the target's own, so decoding would not reproduce it",
+            "decode continuations of kind greedy or sampled, for example --set continuation.kind=greedy",
+        )
     return written
 
 

@@ -60,8 +60,10 @@ def require(
     if cached_file is not None and _cached(reference, cached_file, revision):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "ON", "YES") or not hub_answers():
-        hint = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path"
-        raise error(f"{name} is not a local path, and the model hub cannot be reached", hint)
+        raise error(
+            f"{name} is not a local path, and the model hub cannot be reached",
+            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or download it and give the local path",
+        )
 
 
 def check_references(options: ProfileOptions, data: bool = True, drafts: bool = True) -> None:
@@ -133,9 +135,10 @@ def _require_hub_id(reference: str) -> None:
     places = getattr(find_spec("datasets"), "submodule_search_locations", None) or []
     formats = {path.name for place in places for path in Path(place).glob("packaged_modules/*") if path.is_dir()}
     if reference.removeprefix("hf://datasets/") in formats or os.path.exists(reference):
-        message = f"dataset {cut(reference)} is not on the hub: `datasets` would read the working directory instead"
-        hint = "give a file with its suffix, a directory relative to the profile (./NAME), or OWNER/NAME on the hub"
-        raise DataUnreadable(message, hint)
+        raise DataUnreadable(
+            f"dataset {cut(reference)} is not on the hub: `datasets` would read the working directory instead",
+            "give a file with its suffix, a directory relative to the profile (./NAME), or OWNER/NAME on the hub",
+        )
 
 
 def row_count(path: Path) -> int | None:
@@ -173,22 +176,26 @@ def require_model(options: ModelOptions, name: str) -> ModelFiles | None:
     """
     require(options.model, ModelUnloadable, f"model of {name}:", CONFIG, options.revision)
     if is_local(options.model) and GGUF_PART.search(options.model):
-        hint = "join the parts first: llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf"
-        raise ModelUnloadable(f"{options.model} is one part of a split GGUF file", hint)
+        raise ModelUnloadable(
+            f"{options.model} is one part of a split GGUF file",
+            "join the parts first: llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf",
+        )
     if (files := files_in(options)) is not None:
         require_sound(files, cache=not is_local(options.model))
     if options.adapter is None:
         return files
     require(options.adapter, ModelUnloadable, f"adapter of {name}:", ADAPTER)
     if is_local(options.adapter) and not all(Path(options.adapter, file).is_file() for file in ADAPTER_FILES):
-        hint = "give the folder that peft's save_pretrained wrote; pickles are never read"
-        raise ModelUnloadable(f"adapter of {name}: {options.adapter} lacks {' or '.join(ADAPTER_FILES)}", hint)
+        raise ModelUnloadable(
+            f"adapter of {name}: {options.adapter} lacks {' or '.join(ADAPTER_FILES)}",
+            "give the folder that peft's save_pretrained wrote; pickles are never read",
+        )
     kind = str(described(Path(options.adapter, ADAPTER)).get("peft_type"))
     if PROMPT_LEARNING.search(kind):
         kind = kind.lower().replace("_", " ")
-        problem = f"adapter of {name}: {options.adapter} is of {kind}, which cannot be merged into weights"
         raise ModelUnloadable(
-            problem, "give a LoRA adapter, or profile the model without it: its virtual tokens are no text"
+            f"adapter of {name}: {options.adapter} is of {kind}, which cannot be merged into weights",
+            "give a LoRA adapter, or profile the model without it: its virtual tokens are no text",
         )
     if find_spec("peft") is None:
         raise ModelUnloadable(f"the adapter of {name} needs peft", install_line("peft"))
@@ -233,8 +240,10 @@ def downloaded(options: ModelOptions) -> Path:
         patterns = {"allow_patterns": ["*.json", "*.safetensors"], "ignore_patterns": ["*/*"]}  # * matches / too
         return Path(snapshot_download(options.model, revision=options.revision, **patterns))
     except Exception as error:  # of the hub, of any HTTP library, of the disk
-        hint = "check the id and your access rights (gated models need a token), or give a local path"
-        raise ModelUnloadable(f"{options.model} cannot be downloaded: {first_line(error)[:300]}", hint) from error
+        raise ModelUnloadable(
+            f"{options.model} cannot be downloaded: {first_line(error)[:300]}",
+            "check the id and your access rights (gated models need a token), or give a local path",
+        ) from error
 
 
 def first_line(error: Exception) -> str:

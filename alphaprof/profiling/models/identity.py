@@ -117,8 +117,10 @@ def eos_of(owner: PreTrainedTokenizerBase | GenerationConfig) -> tuple[int, ...]
     given: Any = owner.eos_token_id
     eos = given if isinstance(given, list) else [] if given is None else [given]
     if any(type(each) is not int or each >= 2**31 for each in eos):
-        hint = "write a token id, or a list of them, into generation_config.json, config.json and tokenizer_config.json"
-        raise ModelUnloadable(f"eos_token_id is {given!r}, not token ids", hint)
+        raise ModelUnloadable(
+            f"eos_token_id is {given!r}, not token ids",
+            "write a token id, or a list of them, into generation_config.json, config.json and tokenizer_config.json",
+        )
     return tuple(eos)
 
 

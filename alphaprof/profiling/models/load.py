@@ -197,8 +197,10 @@ def load_model(
     with without_advice():
         declared = declared_in(files, options.model)
     if declared is not None and options.adapter is not None:
-        hint = "name the unquantized checkpoint it was trained on, or the quantized checkpoint of the merged model"
-        raise ModelUnloadable(f"{options.adapter} cannot be merged into the quantized weights of {options.model}", hint)
+        raise ModelUnloadable(
+            f"{options.adapter} cannot be merged into the quantized weights of {options.model}",
+            "name the unquantized checkpoint it was trained on, or the quantized checkpoint of the merged model",
+        )
     if declared is not None and options.device_map is None:  # kernels are chosen for the device that weights are loaded to
         arguments["device_map"] = {"": place}
     with _loading(options.model, declared, options.attn_implementation):
@@ -371,8 +373,10 @@ def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     if "tokenizer.json" in names or "tekken.json" not in names:  # transformers would take Mistral's, without a chat template
         arguments["mistral_format"] = False
     if "tokenizer.model" in names and "tokenizer.json" not in names and find_spec("sentencepiece") is None:
-        problem = f"{options.model} has its tokenizer as tokenizer.model alone, which needs sentencepiece to be read"
-        raise ModelUnloadable(problem, "pip install sentencepiece")
+        raise ModelUnloadable(
+            f"{options.model} has its tokenizer as tokenizer.model alone, which needs sentencepiece to be read",
+            "pip install sentencepiece",
+        )
     with _loading(options.model):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **arguments)
         tokenizer("a")  # settings that are not what they should be are met at the first text only
@@ -462,8 +466,10 @@ def choose_device(device: str) -> torch.device:
         reason = "models run on CPUs and on GPUs with CUDA or ROCm"
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)
-    hint = "use auto, cpu, cuda or cuda:N" if torch.cuda.is_available() else "use auto or cpu: torch finds no GPU here"
-    raise ModelUnloadable(f"device {device!r} cannot be used: {reason}", hint)
+    raise ModelUnloadable(
+        f"device {device!r} cannot be used: {reason}",
+        "use auto, cpu, cuda or cuda:N" if torch.cuda.is_available() else "use auto or cpu: torch finds no GPU here",
+    )
 
 
 def target_device(options: ModelOptions) -> torch.device:

@@ -71,8 +71,10 @@ def resolved(options: Sampling, served: Mapping[str, Any]) -> Processing:
     settings = Processing(**{name: type(getattr(PLAIN, name))(value) for name, value in values.items() if value is not None})
     if not (settings.temperature > 0 and 0 < settings.top_p <= 1 and 0 <= settings.min_p <= 1):
         shown = f"temperature {settings.temperature:g}, top_p {settings.top_p:g}, min_p {settings.min_p:g}"
-        hint = "set them in the profile, or use continuation: {kind: greedy} (temperature 0)"
-        raise ProfileInvalid(f"the model's own generation config cannot sample text: {shown}", hint)
+        raise ProfileInvalid(
+            f"the model's own generation config cannot sample text: {shown}",
+            "set them in the profile, or use continuation: {kind: greedy} (temperature 0)",
+        )
     return dataclasses.replace(settings, top_k=max(0, settings.top_k))  # -1 is a common way to say off
 
 

@@ -82,8 +82,11 @@ def cell_and_beside(row: Row, column: str, optional: bool = False) -> tuple[Any,
             found = beside[name]
         else:
             near = difflib.get_close_matches(column, list(row), n=1)
-            hint = f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(map(str, row)))}"
-            raise BadRow(f"has no column {shown(column)}", hint, ColumnMissing)
+            raise BadRow(
+                f"has no column {shown(column)}",
+                f"did you mean {cut(near[0], VALUE)}?" if near else f"it has: {cut(', '.join(map(str, row)))}",
+                ColumnMissing,
+            )
         if found is None and rest:
             break
     if isinstance(found, float) and math.isnan(found):
@@ -127,8 +130,11 @@ def text_in(value: Any, column: str) -> str:
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         return str(value)
     kind = KINDS.get(type(value), f"a {type(value).__name__}")
-    hint = "name a column with text, or a place inside it, like turns.0 or choices.0.message.content"
-    raise BadRow(f"{column} holds {kind}, not text", hint, ColumnMissing)
+    raise BadRow(
+        f"{column} holds {kind}, not text",
+        "name a column with text, or a place inside it, like turns.0 or choices.0.message.content",
+        ColumnMissing,
+    )
 
 
 def label_of(value: Any, column: str | None) -> str:

@@ -52,8 +52,11 @@ def render_chat(
     template = template_of(tokenizer, known)
     for role in {turn["role"] for turn in turns} - set(ROLES.values()):
         if not re.search(f"[\"']{re.escape(role)}[\"']", template):
-            hint = f"use {', '.join(dict.fromkeys(ROLES.values()))}, or a role that the chat template names"
-            raise BadRow(f"has a turn of the role {shown(role)}, which the chat template does not know", hint, ColumnMissing)
+            raise BadRow(
+                f"has a turn of the role {shown(role)}, which the chat template does not know",
+                f"use {', '.join(dict.fromkeys(ROLES.values()))}, or a role that the chat template names",
+                ColumnMissing,
+            )
     reads_parts = _reads_parts(template)
     chat = [_turn(turn, reads_parts) for turn in turns]
     if not any(word in template for word in ("'developer'", '"developer"')):
@@ -77,8 +80,9 @@ def render_chat(
             f"makes the chat template take more than {ROOM >> 20} MiB", "use the template of the model's maker"
         ) from error
     except Exception as error:  # templates raise jinja's errors and those of whatever they call
-        message = f"is refused by the chat template: {first_line(error)[:200]}"
-        raise BadRow(message, "check the roles of the chat, and chat_options") from error
+        raise BadRow(
+            f"is refused by the chat template: {first_line(error)[:200]}", "check the roles of the chat, and chat_options"
+        ) from error
     return str(text)
 
 

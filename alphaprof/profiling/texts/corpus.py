@@ -133,8 +133,9 @@ class SourceRead:
         if self.bad and (not any_document or self.bad > source.bad_rows * self.rows):
             first = self.shown[0]
             more = ", or allow more bad rows with bad_rows" if any_document else ""
-            whole = f"{source.path} {first.where} {first}" if self.rows == 1 else self.bad_rows(source.path)
-            raise first.kind(whole, first.hint + more)
+            raise first.kind(
+                f"{source.path} {first.where} {first}" if self.rows == 1 else self.bad_rows(source.path), first.hint + more
+            )
         if not any_document:
             reasons = "; ".join(f"{number} {reason}" for reason, number in self.left_out.items())
             raise DataEmpty(
@@ -266,8 +267,11 @@ class Corpus:
             prompt, given = prompt[: continuation.prompt_tokens], prompt[continuation.prompt_tokens :]
         for ids in (prompt, given):
             if ids is not None and len(ids) and ids.max() >= self.vocabulary:
-                problem = f"holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}"
-                raise BadRow(problem, "give token ids of the target's own tokenizer, or other text", ColumnMissing)
+                raise BadRow(
+                    f"holds the token id {ids.max()}, beyond the target's vocabulary of {self.vocabulary}",
+                    "give token ids of the target's own tokenizer, or other text",
+                    ColumnMissing,
+                )
         left_out = None
         if continuation.kind == "text" and len(prompt) and given is not None and len(given) == 0:
             left_out = f"with no text beyond prompt_tokens ({continuation.prompt_tokens})"
@@ -347,8 +351,10 @@ def encode(
     if not chat.turns or (_blank(text_of(chat.turns[-1].get("content"))) and chat.turns[-1]["role"] != "tool"):
         return NOTHING, NOTHING if answered else None, chat
     if not tokenizer.chat_template:
-        hint = "use prompt without chat: true, or an instruct model"
-        raise ProfileInvalid(f"{source.path}: the target's tokenizer has no chat template", hint)
+        raise ProfileInvalid(
+            f"{source.path}: the target's tokenizer has no chat template",
+            "use prompt without chat: true, or an instruct model",
+        )
     prompt = render_chat(tokenizer, chat.turns, chat.variables, chat.tools, not chat.closed, chat.begun)
     ids = _encoded(tokenizer, prompt, chat.special)  # else the template writes BOS itself where the model wants one
     if not answered:

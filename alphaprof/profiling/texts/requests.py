@@ -184,8 +184,11 @@ def _readable(turn: Turn, form: str) -> Turn:
         unread = [key for key, value in turn.items() if key not in ABOUT and _says(value)]
         if unread:
             keys = cut(", ".join(unread), 80)
-            hint = "write {role, content}, or {from, value}, or name the texts with prompt"
-            raise BadRow(f"holds a turn of {shown(turn['role'])} that has no content, but {keys}", hint, ColumnMissing)
+            raise BadRow(
+                f"holds a turn of {shown(turn['role'])} that has no content, but {keys}",
+                "write {role, content}, or {from, value}, or name the texts with prompt",
+                ColumnMissing,
+            )
     return turn | ({"tool_calls": _calls(turn["tool_calls"], form)} if turn.get("tool_calls") else {})
 
 
@@ -249,8 +252,7 @@ def _calls(calls: Any, form: str) -> list[dict[str, Any]]:
     for call in found if isinstance(found, list) else [found]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            hint = 'write {"function": {"name", "arguments"}}'
-            raise BadRow("holds a tool call without a function", hint, ColumnMissing)
+            raise BadRow("holds a tool call without a function", 'write {"function": {"name", "arguments"}}', ColumnMissing)
         (one,) = _called(function.get("name"), function.get("arguments"), call.get("id"))
         one["function"] = dict(sorted(one["function"].items(), reverse=form == "responses"))
         called.append(one)
@@ -285,8 +287,11 @@ def _from_responses(items: Sequence[Turn]) -> list[Turn]:
             parts = content or item.get("summary")
             _add(turns, "reasoning", _joined(parts[:1]) if isinstance(parts, list) else "")
         elif "role" not in item:
-            hint = "leave it out if your server does: vLLM refuses such a request"
-            raise BadRow(f"holds an item of type {shown(kind)}", hint, ColumnMissing)
+            raise BadRow(
+                f"holds an item of type {shown(kind)}",
+                "leave it out if your server does: vLLM refuses such a request",
+                ColumnMissing,
+            )
         elif item["role"] == "assistant" and content:
             first = content[0] if isinstance(content, list) else content  # vLLM reads no further
             _add(turns, "content", first.get("text", first.get("refusal")) if isinstance(first, Mapping) else first)

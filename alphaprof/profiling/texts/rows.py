@@ -113,8 +113,10 @@ def _file(path: str, roots: Sequence[str], prefix: str) -> Callable[[], Iterator
                     number += 1
         except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
             after = f" after row {number}" if number else ""
-            hint = "check that the file is complete, and that it is what its suffix says"
-            raise DataUnreadable(f"cannot read {path}{after}: {first_line(error)[:200]}", hint) from error
+            raise DataUnreadable(
+                f"cannot read {path}{after}: {first_line(error)[:200]}",
+                "check that the file is complete, and that it is what its suffix says",
+            ) from error
 
     return read
 
@@ -183,8 +185,10 @@ def _json(file: io.BufferedReader, path: str, roots: Sequence[str]) -> Found:
         found = found[0]
     elif len(found) == 1 and isinstance(found[0], dict) and not any(root in found[0] for root in roots):
         inside = next((f'.["{name}"]' for name, value in found[0].items() if isinstance(value, list)), ".")
-        hint = f"take the rows out: jq -c '{inside}[]' {Path(path).name} > rows.jsonl"
-        raise DataUnreadable(f"{path} is one object, not a list of rows", hint)
+        raise DataUnreadable(
+            f"{path} is one object, not a list of rows",
+            f"take the rows out: jq -c '{inside}[]' {Path(path).name} > rows.jsonl",
+        )
     yield from ((place, row if type(row) is dict else _no_object(row)) for place, row in enumerate(found, 1))
 
 
