@@ -214,11 +214,12 @@ def diagnose(
     """
     from alphaprof.cli.progress import ConsoleProgress
     from alphaprof.commands.diagnose import diagnose as diagnosed
-    from alphaprof.commands.diagnose import require_as_predicted, require_run, shares_of
+    from alphaprof.commands.diagnose import require_as_predicted, require_run
     from alphaprof.commands.first_look import first_look
     from alphaprof.config.paths import addressed
     from alphaprof.run.reader import side_of
     from alphaprof.servers.files import ADDRESS
+    from alphaprof.stats.formulas import shares_by_depth
 
     places, plain = [addressed(place) for place in places], [addressed(page) for page in plain or ()]
     with ConsoleProgress() as progress, interruptible(None):
@@ -229,7 +230,7 @@ def diagnose(
             require_run(need | {"--undecided": undecided == "fail"})
             show(first_look(places, label or (), seconds, progress.advance), form, out)
             return
-        shares = shares_of(acceptance) if acceptance is not None else ()
+        shares = shares_by_depth("--acceptance", acceptance) if acceptance is not None else ()
         server = (places[1:], plain, shares, rounds, gamma, domain, label or (), seconds, progress.advance)
         answer = diagnosed(side_of(places[0]), *server)
     show(answer, form, out)

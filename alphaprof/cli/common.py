@@ -224,20 +224,17 @@ def _out_place(path: Path | None) -> Path | None:
     """Return the path that `print_text` writes to; None for -. Raises `DiskFull` early, before hours of work."""
     if path is None or str(path) == "-":
         return None
-    reason = None
     try:
         if not path.parent.is_dir():
-            reason = f"the directory {cut(str(path.parent))} does not exist"
-        elif path.exists() and not path.is_file():
-            reason = "it is not a file (use - for standard output)"
-        elif any((folder / MANIFEST).is_file() for folder in path.resolve().parents):
-            reason = "it lies inside a run, whose files are its own"
-        elif not os.access(path.parent, os.W_OK | os.X_OK):
-            reason = f"{os.strerror(errno.EACCES)} in {cut(str(path.parent))}"
+            raise _unwritable(path, f"the directory {cut(str(path.parent))} does not exist")
+        if path.exists() and not path.is_file():
+            raise _unwritable(path, "it is not a file (use - for standard output)")
+        if any((folder / MANIFEST).is_file() for folder in path.resolve().parents):
+            raise _unwritable(path, "it lies inside a run, whose files are its own")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise _unwritable(path, f"{os.strerror(errno.EACCES)} in {cut(str(path.parent))}")
     except OSError as error:  # a name that is too long
-        reason = error.strerror
-    if reason:
-        raise _unwritable(path, reason)
+        raise _unwritable(path, error.strerror) from None
     return path
 
 

@@ -138,9 +138,8 @@ def predict(
     from alphaprof.commands.predict import predict as predicted
     from alphaprof.stats.formulas import RoundCost
 
-    acceptance, given = acceptance_of(alpha, rate, length, rates, at_gamma or gamma), None
-    if cost is not None:
-        given = RoundCost(cost, verify, overhead, path_overhead)
+    acceptance = acceptance_of(alpha, rate, length, rates, at_gamma or gamma)
+    given = RoundCost(cost, verify, overhead, path_overhead) if cost is not None else None
     hardware = {"accelerator": accelerator, "tp": tp, "preset": preset, "weight_bytes": weight_bytes}
     configs, place = (target_config, draft_config), (batch, context, output_tokens)
     show(predicted(acceptance, gamma, given, configs, hardware, place, coverage, path_overhead), form, out)

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from alphaprof.config.golden import golden_lengths
 from alphaprof.config.load import changed_question, known_rules
-from alphaprof.config.profile import ProfileOptions
+from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.cost_model import TIMED
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.timing import GO_ROUNDS
@@ -59,11 +59,11 @@ from alphaprof.report.result import contradiction
 from alphaprof.report.scope import scope_of
 from alphaprof.report.speeds import length_interval
 from alphaprof.report.stopping import settled
-from alphaprof.report.verdict import AUTO, Mask, Pair, not_defined
+from alphaprof.report.verdict import Mask, Pair, not_defined
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN, DraftFacts
 from alphaprof.run.notes import concerns_of, note
-from alphaprof.run.reader import Run, RunDraft, path_and_draft, require_drafts, side_of
+from alphaprof.run.reader import Run, RunDraft, path_and_draft, side_of
 from alphaprof.stats.estimate import NO_SPREAD, Interval, by_cluster, distinct, ratio, share_interval
 from alphaprof.stats.gates import Gate, Outcome, together
 from alphaprof.stats.gates import judge as judge_gates
@@ -313,7 +313,6 @@ def checked(
         new = side_of(f"{folder}:{draft}" if draft else folder)
         old = side_of(f"{baseline}:{new.draft}" if path_and_draft(baseline)[1] is None else baseline)
         return check_baseline(new, old, rule, margin, gamma, profile)
-    require_drafts(run)
     asked = Asked.of(run, profile)
     drafts = asked.run.manifest.drafts  # hybrids too
     _require_one_of("draft", draft, drafts, run)
@@ -321,9 +320,7 @@ def checked(
         draft = next(iter(drafts))
     _require_one_of("gamma", gamma, drafts[draft].lengths(run.gammas) if draft else run.gammas, run)
     asked = settled(Asked.of(run, profile.deciding(draft, rule, gamma)))
-    if thresholds:
-        return _check_thresholds(asked, thresholds, rule)
-    return _check_decision(asked)
+    return _check_thresholds(asked, thresholds, rule) if thresholds else _check_decision(asked)
 
 
 def _thresholds(measure: Measure, texts: Sequence[str]) -> dict[str, float]:
@@ -350,9 +347,9 @@ def _check_decision(asked: Asked) -> Check:
     answer, traffic = judged.traffic()
     outcome = VERDICTS[str(answer.verdict)]
     items: tuple[Item, ...] = ()
-    if (found := answer.speedup) is not None:
-        item = partial(Item, "speedup", WHOLE, answer.draft, answer.gamma, traffic.min_speedup)
-        items = (item(found.value, found.low, found.high, answer.held_out, outcome),)
+    if answer.speedup is not None:
+        judged_by = traffic.min_speedup, *vars(answer.speedup).values()
+        items = (Item("speedup", WHOLE, answer.draft, answer.gamma, *judged_by, answer.held_out, outcome),)
     return Check(
         outcome=outcome,
         notes=_notes(asked, [(item.domain, item.pool) for item in judged.pools], speedup=True),
@@ -700,8 +697,7 @@ def _kept_of_baseline(
     sides = whole.totals(gamma)
     if same_draft and all(np.allclose(old, new, rtol=NO_SPREAD, atol=0) for old, new in zip(*sides, strict=True)):
         return dataclasses.replace(item(None, None, distinct(whole.first.cluster), "pass", SAME), value=0.0), None
-    compared = min(int(np.count_nonzero(counts)) for _, counts in sides)
-    return item(None, None, compared, "undecided"), bounds
+    return item(None, None, min(int(np.count_nonzero(counts)) for _, counts in sides), "undecided"), bounds
 
 
 def _same_draft(old: RunDraft, new: RunDraft) -> bool:

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -426,18 +425,6 @@ def diagnose(
     )
 
 
-def shares_of(text: str) -> list[float]:
-    """Return shares of rounds by depth from text. Raises `OptionInvalid`."""
-    with contextlib.suppress(ValueError):
-        shares = [float(each) for each in text.split(",")]
-        if all(1 >= earlier >= later >= 0 for earlier, later in pairwise([1.0, *shares])):
-            return shares
-    raise OptionInvalid(
-        f"--acceptance {cut(text)} does not fall from 1 to 0",
-        "give shares of rounds that accepted at least 1, 2, ... drafts: 0.6,0.4,0.2",
-    )
-
-
 class Compared(NamedTuple):
     """Both sides by `depths` (empty if one does not count by depth), the acceptance `lengths` of both, whether that differs
     (`sign`: -1, 0, 1), and the smallest loss that would have shown, as a share of accepted drafts, here (`missed`) and if
@@ -617,8 +604,7 @@ def served_run(side: RunDraft, gamma: int | None, domain: str | None) -> Served:
 def rounds_alone(served: RunDraft) -> Served:
     """Return the rounds of imported requests that drafted no chains: as counters, since nothing is known by depth."""
     run, (gamma,), (rule,) = served.run, served.run.gammas, served.run.rules
-    documents = Documents.of(run.documents())
-    pools = [pool for pool in side_pools(served, documents, [rule]).values() if pool.defined]
+    pools = [pool for pool in side_pools(served, Documents.of(run.documents()), [rule]).values() if pool.defined]
     rounds, tokens = (sum(float(pool[name].sum()) for pool in pools) for name in (f"rounds_{gamma}", "tokens"))
     unknown, imported = np.full((1, gamma), np.nan), run.manifest.imported
     return Served(

@@ -33,8 +33,7 @@ def merge(runs: Sequence[str], out: Path | str) -> Run:
                 run.copy(step, block, records[part][step][block // count], parts[part])
             if step == "prompts":
                 warnings = tuple({str(each): each for part in parts for each in part.manifest.warnings}.values())
-                manifest = dataclasses.replace(first.manifest, status="running", part="0/1", shards=(), warnings=warnings)
-                run.begin(manifest)
+                run.begin(dataclasses.replace(first.manifest, status="running", part="0/1", shards=(), warnings=warnings))
         for name in {LATENCY, ENGINES} & first.manifest.files.keys():
             run.write(name, first.content(name, TIMED_AGAIN))
         run.finish(write_totals)

@@ -255,17 +255,7 @@ def acceptance_of(
         return alpha
     if rates is None:
         return EngineRate(rate if length is None else (length - 1) / at_gamma, at_gamma)  # type: ignore[arg-type,operator]
-    try:
-        by_depth = tuple(map(float, rates.split(",")))
-    except ValueError:
-        raise OptionInvalid(f"--rates is {shown(rates)}", "give shares separated by commas: --rates 0.8,0.6,0.5") from None
-    for share in by_depth:
-        _require_between("--rates", share, 0, 1)
-    if any(later > earlier for earlier, later in itertools.pairwise(by_depth)):
-        raise OptionInvalid(
-            "--rates rise with depth", "give the share of rounds that accepted at least 1, 2, ... drafts: it cannot rise"
-        )
-    return by_depth
+    return formulas.shares_by_depth("--rates", rates)
 
 
 def gammas_of(acceptance: Acceptance, gamma: int | None = None) -> tuple[int, ...]:
@@ -355,7 +345,7 @@ def read_pair(target: Path, draft: Path, weight_bytes: float | None = None) -> P
     fit.
     """
     config, draft_config = _read_config(target), _read_config(draft)
-    decoder, tensors = decoder_of(config), _tensors_beside(draft)
+    decoder, tensors = decoder_of(config), ModelFiles.of(draft.parent).tensors if draft.name == CONFIG else ()
     form = _counted(draft, lambda: draft_form(draft_config, decoder_of(draft_config), decoder, tensors))
     if not _counted(target, lambda: draft_form(config, decoder, {})).whole:
         raise OptionInvalid(f"{target} is a draft head", "give it as --draft-config, and the model's as --target-config")
@@ -392,8 +382,7 @@ def computed_cost(
         costs = [full_round_costs(each, drafts)[drafts] for drafts, each in enumerate(every, 1)]
     else:
         costs = list(full_round_costs(times, gamma)[1:])
-    by_step = not (form.whole or form.one_pass)
-    factor, words = accuracy(asked, batch, context, pair.target, gamma, by_step)
+    factor, words = accuracy(asked, batch, context, pair.target, gamma, not (form.whole or form.one_pass))
     return ComputedCost(
         target=str(pair.target_path),
         draft=str(pair.draft_path),
@@ -435,11 +424,6 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     if beside is None or not isinstance(declared, dict | None):
         return config
     return config | {"quantization_config": beside | (declared or {})}
-
-
-def _tensors_beside(path: Path) -> Collection[str]:
-    """Return the names of the tensors beside a config.json; none where only that is here."""
-    return ModelFiles.of(path.parent).tensors if path.name == CONFIG else ()
 
 
 def _draft_shape(

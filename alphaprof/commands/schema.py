@@ -70,8 +70,7 @@ def json_schema(name: str) -> dict[str, Any]:
         schema["$defs"] |= sections.pop("$defs")
         sections["required"] = []  # those that were asked for are there
         schema["properties"]["sections"] |= sections | {"additionalProperties": False}
-    head = {"format": {"const": kind.format}, "schema_version": {"const": kind.version}}
-    properties = head | schema["properties"]
+    properties = {"format": {"const": kind.format}, "schema_version": {"const": kind.version}} | schema["properties"]
     return {"$schema": AnswerSchema.schema_dialect} | schema | {"properties": properties, "required": list(properties)}
 
 

@@ -174,14 +174,11 @@ class Preset:
         return self.layers_ms(layers, with_experts) + self.step_ms + batch * self.sequence_ms
 
     def factor_at(self, accelerator: str, batch: int, context: float, with_experts: bool = False, tp: int = 1) -> float:
-        """Return the factor that holds for an accelerator, a batch, a context, and a kind of target."""
-        if not self.batch:
-            return self.factor
-        if batch > self.batch or context > self.context:
-            return ELSEWHERE
+        """Return the factor of a preset that has a ground for an accelerator, a batch, a context, and a kind of target."""
+        beyond = batch > self.batch or context > self.context
         if self.accelerator is not None:
-            return self.factor if accelerator == self.accelerator else ELSEWHERE
-        if with_experts or tp > 1 or accelerator in _UNLIKE:
+            return self.factor if accelerator == self.accelerator and not beyond else ELSEWHERE
+        if beyond or with_experts or tp > 1 or accelerator in _UNLIKE:
             return ELSEWHERE
         return self.factor if ACCELERATORS[accelerator].compute_share else self.factor_unmeasured
 

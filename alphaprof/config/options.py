@@ -33,10 +33,6 @@ from alphaprof.errors import OptionInvalid, shown
 from alphaprof.rules import GAMMA_LIMIT, MAX_NGRAM
 
 UNKNOWN_KEY = "unknown_key"  # what pydantic calls the error of a key that no option has
-CONSTANTS = (  # of rooflines
-    *("memory_efficiency", "compute_efficiency", "all_reduce_ms", "expert_reuse"),
-    *("draft_overhead_ms", "layer_overhead_us", "expert_layer_overhead_us", "round_overhead_ms"),
-)
 DRAFT_NAME = re.compile(r"[a-z][a-z0-9_-]{0,199}")  # a draft's name is part of a folder's: draft=NAME
 STORED = "stored"  # the context in which options are validated that are those of a run: contradictions were looked for
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -415,7 +411,6 @@ ContinuationOptions = Annotated[
 BatchSizes = Annotated[Ascending[Annotated[Whole, Field(ge=1)]], OneOrSeveral]
 Contexts = Annotated[Ascending[Annotated[Whole, Field(ge=8)]], OneOrSeveral]
 Milliseconds = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class MeasuredCosts(Options):

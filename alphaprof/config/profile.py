@@ -174,8 +174,7 @@ class SourceOptions(Options):
         given = (self.messages, self.prompt_ids, self.tools, self.chat_template_kwargs, self.cluster)
         domain = None if isinstance(self.domain, str) else self.domain.column
         written = [name for text in (self.prompt, self.system) for _, name in template_parts(text or "")]
-        names = [*written, *given, domain, *self.where]
-        return [name for name in names if name is not None]
+        return [name for name in [*written, *given, domain, *self.where] if name is not None]
 
 
 class DecisionOptions(Options):
@@ -447,8 +446,7 @@ class ProfileOptions(Options):
         if vllm is not None and vllm.python is not None and os.sep in vllm.python:
             python = os.path.abspath(folder / os.path.expanduser(vllm.python))  # its links stay: they name the environment
             vllm = vllm.model_copy(update={"python": python})
-        changed = {"target": target, "drafts": drafts, "data": data, "costs": costs, "vllm": vllm}
-        return self.model_copy(update=changed)
+        return self.model_copy(update={"target": target, "drafts": drafts, "data": data, "costs": costs, "vllm": vllm})
 
 
 def template_parts(template: str) -> list[tuple[str, str | None]]:

@@ -84,8 +84,7 @@ def _draft(draft: str) -> dict[str, Any]:
     kind = form.kind or MODEL.kind
     require_kind(draft, kind, found)
     options: dict[str, Any] = {"kind": kind, "model": draft}
-    types = settings_of(config).get("layer_types") or [""]
-    if form.block and not all(causal_layers(config, types)):
+    if form.block and not all(causal_layers(config, settings_of(config).get("layer_types") or [""])):
         options["gamma"] = longest_block({"block_size": BLOCK + 1} | config, form)  # whose rows read each other
     return options
 

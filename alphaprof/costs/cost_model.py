@@ -55,8 +55,7 @@ def roofline_ms(
     tp = costs.tp if is_target or costs.draft_tp is None else costs.draft_tp
     accelerator, efficiency = ACCELERATORS[costs.accelerator], preset_of(costs.preset).efficiency
     if prefill:  # a prompt's rows fill matrix units better than a verification's few
-        share = max(PREFILL_SHARE, accelerator.compute_share or 0.0)
-        efficiency = dataclasses.replace(efficiency, compute=share)
+        efficiency = dataclasses.replace(efficiency, compute=max(PREFILL_SHARE, accelerator.compute_share or 0.0))
     return step_ms(shape, accelerator, efficiency, tokens, batch, context, tp)
 
 
@@ -407,8 +406,7 @@ def _roofline(manifest: Manifest, options: RooflineCosts, gamma: int, context: f
     # Times are linear in the context but for sliding windows and attention on Ampere: the mean has places of its own.
     mean = context or 0.0
     contexts = sorted({0, math.floor(mean), math.ceil(mean), round(2 * mean) + 1})
-    places = (options.concurrency, contexts)
-    return roofline_rows(target, drafts, options, gamma, *places, PROMPTS, _heads(manifest), context or 0.0)
+    return roofline_rows(target, drafts, options, gamma, options.concurrency, contexts, PROMPTS, _heads(manifest), mean)
 
 
 def _heads(manifest: Manifest) -> list[str]:
@@ -441,7 +439,6 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     times = {draft: time for draft, time in every.items() if not time.optional}  # steps of hybrids are those of their parts
     environment, target = manifest.environment, manifest.target
     contexts = costs.table.contexts(concurrency) or costs.table.contexts(costs.concurrencies[0])
-    engine = dict.fromkeys(TIMED, timed_with(manifest)) | {ROOFLINE: "roofline"}
     first = next(iter(times.values()), None)
     factor, words = (None, None)
     if isinstance(options, RooflineCosts):
@@ -449,7 +446,7 @@ def cost_of(costs: CostModel, concurrency: int, prompt_tokens: Array) -> Cost:
     prefill = costs.table.prefill_ms(TARGET, prompt_tokens) if options.source != ROOFLINE else None
     return Cost(
         source=options.source,
-        engine=engine.get(options.source, "yours"),
+        engine=timed_with(manifest) if options.source in TIMED else "roofline" if options.source == ROOFLINE else "yours",
         device=costs.device,
         dtype=target.precision,
         concurrency=concurrency,

@@ -143,9 +143,8 @@ def _mixtures(config: Mapping[str, Any], number: int) -> Iterator[int]:
 
 def _add_mlp(layer: Layer, config: Mapping[str, Any], mixture: bool) -> None:
     """Add the MLP of a layer: a dense one, or experts and what all tokens use beside them."""
-    hidden, matrices = config["hidden_size"], 3
-    if first_of(config, "mlp_hidden_act", "hidden_act") in UNGATED or config.get("model_type") in UNGATED_FAMILIES:
-        matrices = 2
+    hidden, activation = config["hidden_size"], first_of(config, "mlp_hidden_act", "hidden_act")
+    matrices = 2 if activation in UNGATED or config.get("model_type") in UNGATED_FAMILIES else 3
     both = config.get("enable_moe_block")  # experts beside a dense MLP
     if not mixture or both:
         width = first_of(config, "dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", default=None)
@@ -157,9 +156,8 @@ def _add_mlp(layer: Layer, config: Mapping[str, Any], mixture: bool) -> None:
         latent = first_of(config, "moe_latent_size", "routed_expert_hidden_size")
         experts, name = first_of(config, *EXPERTS), MIXTURES[bool(both)]
         layer.matrices[name] = experts * matrices * (latent or hidden) * width
-        shared = first_of(config, *SHARED) or width * first_of(config, *SHARED_EXPERTS)
-        if "interleave_moe_layer_step" in config:  # Llama 4
-            shared = width
+        llama4 = "interleave_moe_layer_step" in config
+        shared = width if llama4 else first_of(config, *SHARED) or width * first_of(config, *SHARED_EXPERTS)
         layer.matrices["mlp.shared_experts.up_proj"] = matrices * hidden * shared + 2 * hidden * latent
 
 
@@ -167,8 +165,7 @@ def _add_mixer(layer: Layer, config: Mapping[str, Any], kind: str, index: int) -
     """Add what mixes the tokens of a layer."""
     layer.mixes = True
     if kind == "linear":
-        mamba = first_of(config, "mamba_num_heads", "mamba_n_heads")
-        (_add_mamba if mamba else _add_linear_attention)(layer, config)
+        (_add_mamba if first_of(config, "mamba_num_heads", "mamba_n_heads") else _add_linear_attention)(layer, config)
     elif config.get("o_lora_rank"):
         ratios = config.get("compress_ratios") or [config["compress_rates"].get(name, 0) for name in config["layer_types"]]
         _add_compressed_attention(layer, config, ratios[index])

@@ -78,8 +78,7 @@ def step_ms(
         cache = max(efficiency.verify_cache * cache, least * accelerator.bandwidth)
     seconds = _overlapped(weights / efficiency.memory / accelerator.bandwidth, multiplying, efficiency.overlap)
     seconds += _overlapped(cache / accelerator.bandwidth, attending, efficiency.overlap)
-    exchanging = shape.layers * efficiency.all_reduce_ms if tp > 1 else 0.0
-    return 1000 * seconds + exchanging
+    return 1000 * seconds + (shape.layers * efficiency.all_reduce_ms if tp > 1 else 0.0)
 
 
 def _overlapped(reading: float, computing: float, p: float) -> float:

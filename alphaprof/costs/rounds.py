@@ -116,10 +116,9 @@ class StepTimes:
 
     def steps(self, gamma: int) -> list[StepTime]:
         """Return each kind of step of rounds of up to gamma drafts, in the order of `mixing`'s columns."""
-        first = [self.draft_after_full or self.draft]
-        if self.draft_first:
-            first = [self.draft_first[n] for n in range(1, gamma + 2)]
-        return [*(self.target[n] for n in range(1, gamma + 2)), self.draft, *first, self.lookup, self.bookkeeping]
+        tokens, after_full = range(1, gamma + 2), self.draft_after_full or self.draft
+        first = [self.draft_first[n] for n in tokens] if self.draft_first else [after_full]
+        return [*(self.target[n] for n in tokens), self.draft, *first, self.lookup, self.bookkeeping]
 
     def ms(self, gamma: int) -> Array:
         """Return the times of these steps, [kinds]."""

@@ -94,10 +94,9 @@ class ModelShape:
         embedded = len(layers) * config.get("hidden_size_per_layer_input", 0) * config.get("vocab_size_per_layer_input", 0)
         experts = first_of(config, *EXPERTS) if counts[True] else 0
         body = sizes[False] / counts[False]
-        mixers = sum(layer.mixes for layer in layers)
         return cls(
             parameters=counts[True] + counts[False] + vocabulary * hidden * (1 if tied else 2) + embedded,
-            layers=mixers,
+            layers=sum(layer.mixes for layer in layers),
             hidden=hidden,
             heads=heads,
             kv_heads=1 if config.get("kv_lora_rank") else config.get("num_key_value_heads") or heads,
@@ -148,8 +147,7 @@ class ModelShape:
             own, entering = own + 2 * hidden**2, 0
         else:
             settings = settings_of(config)
-            ids = first_of(settings, "target_layer_ids", "aux_hidden_state_layer_ids")
-            entering = len(ids or layers) * states
+            entering = len(first_of(settings, "target_layer_ids", "aux_hidden_state_layer_ids") or layers) * states
             own += (settings.get("markov_rank") or 0) * vocabulary + (settings.get("selector_rank") or 0) * hidden
             kernels = 2 * (settings.get("conv_kernel_size") or 0) * hidden  # of a convolution, which a row changes by group
             own += len(layers) * 2 * kernels * (1 + hidden // (settings.get("conv_group_size") or hidden))

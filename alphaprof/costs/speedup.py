@@ -413,6 +413,9 @@ class Mix:
         return replace(gain, unseen_slower=FAR * gain.unseen_slower, unseen_faster=FAR * gain.unseen_faster)
 
 
+ALL = Mix(("",), None)  # some documents as they were drawn, whatever their domains
+
+
 class Spent(NamedTuple):
     """What rounds of up to `gamma` drafts spend on each kind of step, as shares of some whole time, [kinds]."""
 

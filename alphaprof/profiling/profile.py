@@ -764,13 +764,12 @@ def step_times_of(measure: Callable[[], latency.Timed], progress: Progress) -> S
 def write_times(run: RunWriter, times: StepTimes) -> None:
     """Write step times into a run."""
     kept = [warning for warning in run.manifest.warnings if warning["code"] not in OF_TIMES]
+    environment = run.manifest.environment
     if times.engines is not None:
         keep_rounds(run, times.engines)
-    if times.table is None:
-        run.update(warnings=(*kept, *times.warnings))
-        return
-    run.write_table(LATENCY, times.table, LATENCY_COLUMNS)
-    environment = run.manifest.environment | Environment(timing_waiting=times.waiting)
+    if times.table is not None:
+        run.write_table(LATENCY, times.table, LATENCY_COLUMNS)
+        environment = environment | Environment(timing_waiting=times.waiting)
     run.update(warnings=(*kept, *times.warnings), environment=environment)
 
 

@@ -155,8 +155,7 @@ def table_of(
 
 def table_by_columns(title: str, rows: Sequence[Row], **about: Any) -> Table:
     """Return a table of rows whose cells name its columns, in the order in which they come; `about`: its other fields."""
-    columns = dict.fromkeys(heading for _, cells in rows for heading in cells)
-    return Table(title, tuple(columns), rows, **about)
+    return Table(title, tuple(dict.fromkeys(heading for _, cells in rows for heading in cells)), rows, **about)
 
 
 def text_names(items: Sequence[OfOneText], among: Sequence[OfText]) -> list[str]:

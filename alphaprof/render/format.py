@@ -84,8 +84,7 @@ def interval(value: Interval | None, unit: str = "", digits: int = 2) -> Number:
         return NOTHING
     if value.low <= 0 and math.isinf(value.high):
         return UNKNOWN
-    ends = f"[{number(value.low, digits)}, {number(value.high, digits)}]"
-    return Number(number(value.value, digits, unit), ends, value)
+    return Number(number(value.value, digits, unit), f"[{number(value.low, digits)}, {number(value.high, digits)}]", value)
 
 
 def difference(value: Interval | None, digits: int) -> Number:

@@ -28,8 +28,7 @@ def escaped_sentence(text: str) -> str:
 
 def signed(text: str) -> str:
     """Return a sentence; an outcome has its sign before it."""
-    sign = f"{SIGNS[text.kind]} " if isinstance(text, Verdict) else ""
-    return sign + escaped_sentence(text)
+    return (f"{SIGNS[text.kind]} " if isinstance(text, Verdict) else "") + escaped_sentence(text)
 
 
 def _neutral(symbols: re.Pattern[str], text: str) -> str:

@@ -94,8 +94,7 @@ class _Column:
 def _cell(cell: str, below: bool) -> Text:
     """Return a cell with its line breaks; an outcome has its color."""
     text = cell.stacked if below and isinstance(cell, fmt.Number) else str(cell)
-    style = STYLES[cell.kind] if isinstance(cell, Verdict) else ""
-    return Text("\n".join(map(fmt.visible, text.split("\n"))), style)
+    return Text("\n".join(map(fmt.visible, text.split("\n"))), STYLES[cell.kind] if isinstance(cell, Verdict) else "")
 
 
 def _print_table(table: Table, console: Console) -> None:

@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from alphaprof.config.profile import ProfileOptions
+from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.cost_model import Cost, CostModel, cost_of, open_costs
 from alphaprof.costs.rounds import UNTIMED, Timing
 from alphaprof.render.format import short
 from alphaprof.report.result import contradiction
-from alphaprof.report.verdict import AUTO, Pools, Question, not_defined
+from alphaprof.report.verdict import Pools, Question, not_defined
 from alphaprof.rules import BoundRule, rules_of
 from alphaprof.run.manifest import Hybrid
 from alphaprof.run.reader import Run
+from alphaprof.stats.estimate import Array
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals
 from alphaprof.totals.hybrid import with_hybrids
 from alphaprof.totals.pool import SHARED, DocumentTotals, merged, pooled_columns, pools
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

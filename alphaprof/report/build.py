@@ -111,9 +111,8 @@ class RunReport(Report):
             if getattr(module, "READS_LOG", False) and read < of:
                 blocks.append(f"read from the log: {read} of {of} documents, in shards spread over it (--whole-log: all)")
             return module.TITLE, blocks, False
-        imported, why = self.run.imported, getattr(module, "EMPTY", "")
-        if imported is not None:
-            why = f"the run was imported from {imported}, whose metrics hold rounds but no tokens"
+        metrics = f"the run was imported from {self.run.imported}, whose metrics hold rounds but no tokens"
+        why = getattr(module, "EMPTY", "") if self.run.imported is None else metrics
         return module.TITLE, [f"nothing to show: {why}"], True
 
     def failures(self) -> list[tuple[str, Failed]]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from alphaprof.config.profile import AUTO
 from alphaprof.costs.rounds import UNTIMED, StepTimes, Timing, free_draft, without_draft
 from alphaprof.costs.speedup import Domain, Mix, Speedup, parts_of, spent_and_base
 from alphaprof.costs.timing import GO_ROUNDS
@@ -20,7 +21,6 @@ from alphaprof.report.loads import AtLoad, pays_up_to
 from alphaprof.report.schedule import GammaByLoad
 from alphaprof.report.speeds import deciding_interval, tokens_interval
 from alphaprof.report.verdict import (
-    AUTO,
     CrossFit,
     Decision,
     Halves,
@@ -199,9 +199,8 @@ class Judge:
         if question.stand_in:
             reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
         timed = best if best is not None and best[0] in timing.times else None
-        named, free = decision.tested.named if decision.tested else None, None
-        if best is not None:
-            free = _tokens_per_round(candidates, best, mix)
+        named = decision.tested.named if decision.tested else None
+        free = _tokens_per_round(candidates, best, mix) if best is not None else None
         load = self.loads()
         traffic = Traffic(
             min_speedup=question.min_speedup,
@@ -313,8 +312,7 @@ class Judge:
             speedup = answer.speedup
             if gamma != answer.gamma or speedup is None:
                 faster = pooled_speedup({draft: pools}, (draft, gamma), timing.times, mix) if draft in timing.times else None
-                tested = decision.tested or CrossFit([], faster)
-                speedup = tested.beside(faster, self._question.confidence)
+                speedup = (decision.tested or CrossFit([], faster)).beside(faster, self._question.confidence)
             found.append(AtGamma(gamma, free.value if free else 0.0, speedup))
         return tuple(found)
 

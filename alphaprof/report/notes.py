@@ -126,8 +126,7 @@ def _sample_notes(pools: Sequence[DraftPool]) -> Found:
     """Yield which rules' expected acceptance the sampled text does not bear out."""
     off: dict[str, float] = {}
     for item in pools:
-        sampled = item.pool.scored and item.pool.policy == SAMPLED and item.pool.defined
-        check = self_check(item.pool) if sampled else None
+        check = self_check(item.pool) if item.pool.scored and item.pool.policy == SAMPLED and item.pool.defined else None
         if check is not None and (check.low > SELF_CHECK_FLOOR or check.high < -SELF_CHECK_FLOOR):
             text = text_kind(item.pool.continuation, item.pool.sampling)
             off.setdefault(f"{short(item.domain)} ({text}; {item.draft}, {item.rule.id})", check.value)

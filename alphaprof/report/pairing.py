@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from alphaprof.config.profile import ProfileOptions
+from alphaprof.config.profile import AUTO, ProfileOptions
 from alphaprof.costs.rounds import free_draft
 from alphaprof.costs.speedup import spent_and_base
 from alphaprof.errors import NotComparable, OptionInvalid
 from alphaprof.report.asked import Asked
 from alphaprof.report.judge import Judge
-from alphaprof.report.verdict import AUTO, judge
+from alphaprof.report.verdict import judge
 from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, PARTIAL, ModelFacts
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
@@ -149,8 +149,7 @@ def deciding_gamma(side: RunDraft, gammas: Sequence[int], asked: ProfileOptions 
         if decided in gammas:
             return int(decided)
     # Pairs are compared without p_min.
-    changes = {"gamma": AUTO, "concurrency": asked.decision.concurrency, "p_min": 0.0}
-    decision = own.decision.model_copy(update=changes)
+    decision = own.decision.model_copy(update={"gamma": AUTO, "concurrency": asked.decision.concurrency, "p_min": 0.0})
     question = Asked.of(run, own.model_copy(update={"decision": decision, "costs": asked.costs}).deciding(side.draft))
     largest = max(gammas, default=None)
     if not gammas or side.draft not in question.timing.times:
@@ -203,8 +202,7 @@ def paired_texts(
     """
     tables = [side.run.documents() for side in (first, second)]
     same_tokenizer = first.run.manifest.tokenizer == second.run.manifest.tokenizer
-    known_by = ("prompt_hash",) if same_tokenizer else ("source", "source_row")
-    rows = matches(tables, (*SETTINGS, "max_new_tokens"), known_by)
+    rows = matches(tables, (*SETTINGS, "max_new_tokens"), ("prompt_hash",) if same_tokenizer else ("source", "source_row"))
     if not len(rows[0]):
         raise _nothing_in_common(first.run, second.run, tables)
     texts = TextPair.of(*pools_of_pairs((first, second), tables, rows, rules))
@@ -267,10 +265,9 @@ def _nothing_in_common(first: Run, second: Run, tables: Sequence[pa.Table]) -> N
         hint = "compare drafts on text of one kind: the same domains, sampling settings and max_new_tokens"
     else:
         problem = f"{runs} have no prompt in common"
-        hint = "profile both on the same data (--reuse-continuations: on the same text); "
-        hint += "if a chat template writes today's date, set chat_options.date_string"
-        if imported:
-            hint = "log answers to the same prompts in both, with one tokenizer and chat template"
+        again = "profile both on the same data (--reuse-continuations: on the same text); if a chat template writes today's "
+        again += "date, set chat_options.date_string"
+        hint = "log answers to the same prompts in both, with one tokenizer and chat template" if imported else again
     return NotComparable(problem, hint)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,12 +16,11 @@ from alphaprof.report.answer import GammaResult, Result
 from alphaprof.report.verdict import Decision, Pair, Question, judge, no_decision, not_defined, without_times
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
 from alphaprof.run.manifest import DraftFacts
-from alphaprof.stats.estimate import Interval, autocorrelation, by_cluster, distinct, pooled_share, ratio
+from alphaprof.stats.estimate import Array, Interval, autocorrelation, by_cluster, distinct, pooled_share, ratio
 from alphaprof.stats.student import quantile
 from alphaprof.totals.count import by_chance
 from alphaprof.totals.pool import DocumentTotals
 
-Array = np.ndarray[Any, Any]
 SELF_CHECK_CONFIDENCE = 0.999  # many domains, drafts and rules are checked at once
 SELF_CHECK_FLOOR = 0.005  # rounding between the pass that sampled and the one that scored may make as much
 UNBELIEVABLE = 0.1  # share of tokens that contradict a text's policy beyond what rounding does

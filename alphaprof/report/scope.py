@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from alphaprof.config.profile import AUTO
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.speedup import Mix
 from alphaprof.errors import OptionInvalid
@@ -14,7 +15,7 @@ from alphaprof.render.format import count, is_cut, many, short, text_kind, visib
 from alphaprof.report.asked import Asked, Evidence
 from alphaprof.report.judge import Judge
 from alphaprof.report.stopping import settled
-from alphaprof.report.verdict import AUTO, Question
+from alphaprof.report.verdict import Question
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import CHAIN
 from alphaprof.run.reader import RunDraft

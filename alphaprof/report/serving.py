@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from alphaprof.config.engines import FORMATS, Engine
-
-if TYPE_CHECKING:
-    from alphaprof.run.manifest import DraftFacts
+from alphaprof.run.manifest import DraftFacts
 
 PASTED = ("vllm-config", "sglang-args", "llamacpp-args")  # formats of `alphaprof export` that start an engine
 

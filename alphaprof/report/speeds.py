@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,8 +16,6 @@ from alphaprof.report.loads import throughput
 from alphaprof.stats.estimate import Interval
 from alphaprof.totals.pool import DocumentTotals
 from alphaprof.totals.replay import RoundCounts
-
-Array = np.ndarray[Any, Any]
 
 
 def tokens_interval(speedup: Speedup | None, gamma: int, confidence: float) -> Interval | None:

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from alphaprof.config.profile import AUTO
 from alphaprof.costs.rounds import UNTIMED, StepTimes, Timing
 from alphaprof.costs.speedup import Mix
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.asked import Asked
 from alphaprof.report.judge import Judge
-from alphaprof.report.verdict import AUTO, Halves, Pools
+from alphaprof.report.verdict import Halves, Pools
 from alphaprof.rules import SAMPLED
 
 P_MINS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.9)

@@ -21,16 +21,14 @@ from alphaprof.costs.speedup import FEWEST, Decoded, Domain, Mix, Speedup, total
 from alphaprof.costs.timing import GO_ROUNDS
 from alphaprof.rules import default_rule, parse_rule
 from alphaprof.run.manifest import DraftFacts
-from alphaprof.stats.estimate import Interval, distinct
+from alphaprof.stats.estimate import Array, Interval, distinct
 from alphaprof.stats.student import probability
 from alphaprof.totals.count import has_rounds
 from alphaprof.totals.pool import DocumentTotals
 
-AUTO = "auto"
 SLOW_BASELINE = 0.97  # v below it says more about the baseline than about the draft
 Pair = tuple[str, int]  # a draft and a gamma
 Pools = Mapping[str, Mapping[str, DocumentTotals]]  # by draft, then domain
-Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 VerdictName = Literal["GO", "NO-GO", "UNDECIDED"]
 MIDDLE = "middle of what the log allows"  # of a value with a `Speedup.doubt`

@@ -6,15 +6,13 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge
 
 from alphaprof.errors import RunDamaged
 from alphaprof.run.manifest import VERSION, File, Shard, Stored, listed, named, read_signed, signed, typed, undamaged
-
-if TYPE_CHECKING:
-    from alphaprof.run.storage import Storage
+from alphaprof.run.storage import Storage
 
 RECORDS = "alphaprof-records"
 STEPS = ("prompts", "texts", "rows")  # that are recorded shard by shard

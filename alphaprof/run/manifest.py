@@ -444,10 +444,10 @@ def read_manifest(storage: Storage) -> Manifest:
         costs = manifest.config.get("costs")
         if isinstance(costs, dict) and costs.get("source") == "table" and not str(costs.get("path")).startswith(KEPT):
             costs["path"] = f"{KEPT}{costs.get('path')}"
-    drafts = {*manifest.profile.drafts}
-    if drafts != {*manifest.drafts}:
-        problem = "its drafts are not those of its profile"
-        raise RunDamaged(f"{storage.shown}/{MANIFEST} is damaged: {problem}", _mended(MANIFEST))
+    if {*manifest.profile.drafts} != {*manifest.drafts}:
+        raise RunDamaged(
+            f"{storage.shown}/{MANIFEST} is damaged: its drafts are not those of its profile", _mended(MANIFEST)
+        )
     return manifest
 
 
@@ -487,8 +487,7 @@ def read_signed(storage: Storage, name: str, kind: str) -> dict[str, Any] | None
     except OSError as error:
         raise RunUnreadable(f"{where} cannot be read: {error.strerror or error}", "give read access to it") from None
     except (ValueError, RecursionError) as error:
-        reason = f"it is not JSON ({str(error)[:100]})"
-        raise RunDamaged(f"{where} cannot be read: {reason}", _mended(name)) from None
+        raise RunDamaged(f"{where} cannot be read: it is not JSON ({str(error)[:100]})", _mended(name)) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (kind, VERSION):
         if kind != FORMAT:  # records, of a run whose manifest is of this version
             raise RunDamaged(f"{where} is damaged: it holds no records", _mended(name))

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from alphaprof.errors import RunExists
 from alphaprof.run.manifest import MANIFEST
-
-if TYPE_CHECKING:
-    from alphaprof.run.storage import Storage
+from alphaprof.run.storage import Storage
 
 TRAINING = "training.json"  # the record in the folder of a head
 

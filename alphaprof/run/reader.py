@@ -296,7 +296,6 @@ def side_of(text: str) -> RunDraft:
     path, draft = path_and_draft(text)
     run = Run.open(Path(path))
     names = list(run.manifest.drafts)
-    require_drafts(run)
     if draft is None and len(names) == 1:
         draft = names[0]
     if hybrid := run.manifest.profile.hybrids.get(draft or ""):
@@ -310,9 +309,3 @@ def side_of(text: str) -> RunDraft:
             "name one of them: " + ", ".join(f"{path}:{name}" for name in names),
         )
     return RunDraft(run, draft)
-
-
-def require_drafts(run: Run) -> None:
-    """Raise `OptionInvalid` for a run without any draft."""
-    if not run.manifest.drafts:
-        raise OptionInvalid(f"{run.path} has no draft", "name a draft in the profile's drafts, and profile again")

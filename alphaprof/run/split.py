@@ -189,8 +189,7 @@ def _common(shingles: Sequence[Hashes], units: Sequence[str]) -> Hashes:
         by_unit.setdefault(unit, []).append(each)
     every = np.concatenate([np.unique(np.concatenate(parts)) for parts in by_unit.values()])
     found, counts = np.unique(every, return_counts=True)
-    common: Hashes = found[counts >= max(FEWEST, int(COMMON * len(by_unit)) + 1)]
-    return common
+    return found[counts >= max(FEWEST, int(COMMON * len(by_unit)) + 1)]
 
 
 def _own(ids: Ids, is_common: np.ndarray[Any, np.dtype[np.bool_]]) -> Hashes:

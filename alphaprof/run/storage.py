@@ -487,8 +487,7 @@ class ObjectStorage(Storage):
 
     def _send(self, path: str, content: Content) -> None:
         # An object of several parts is begun when it is opened: if that failed in `write`, an empty object would be left.
-        small = memoryview(content).nbytes < WHOLE
-        store = self._store if small else _filesystem(self.scheme, allow_delayed_open=False)
+        store = self._store if memoryview(content).nbytes < WHOLE else _filesystem(self.scheme, allow_delayed_open=False)
         stream = store.open_output_stream(path, compression=None)
         stream.write(content)
         stream.close()

@@ -277,8 +277,7 @@ def _counts(clusters: Array) -> bool:
 
 def rank_correlation(first: Array, second: Array) -> tuple[float, float]:
     """Spearman's rank correlation of two columns [n] and its two-sided p-value by t; 0 and 1 if there is none to tell."""
-    ordered = [np.sort(each) for each in (first, second)]
-    both = zip(ordered, (first, second), strict=True)
+    both = zip([np.sort(each) for each in (first, second)], (first, second), strict=True)
     ranks = np.array([np.searchsorted(row, each, "left") + np.searchsorted(row, each, "right") for row, each in both])
     if len(first) < 4 or not np.ptp(ranks, axis=1).all():
         return 0.0, 1.0
@@ -311,9 +310,8 @@ def mean_interval(estimate: Ratio, confidence: float) -> Interval:
     """Return interval of a mean of quantities that are 0 or above and have no upper end: linear t, cut at 0. Where documents
     leave no spread to estimate from, nothing bounds what another one would have: infinity.
     """
-    half = math.inf
-    if estimate.documents > 1 and estimate.stderr > NO_SPREAD * estimate.value:
-        half = quantile((1 + confidence) / 2, estimate.freedom) * estimate.stderr
+    spread = estimate.documents > 1 and estimate.stderr > NO_SPREAD * estimate.value
+    half = quantile((1 + confidence) / 2, estimate.freedom) * estimate.stderr if spread else math.inf
     return Interval(estimate.value, max(0.0, estimate.value - half), estimate.value + half)
 
 
@@ -336,12 +334,10 @@ def quantile_interval(values: Array, counts: Array, clusters: Array, probability
         running = np.concatenate([[0.0], np.cumsum(chosen, dtype=np.float64)])
         sums = by_cluster(clusters, running[stops[1:]] - running[stops[:-1]], counts)
         share = share_interval(ratio(*sums), confidence)
-        both_cut = share.low <= 0 and share.high >= 1
-        return math.inf if both_cut else max(share.value - share.low, share.high - share.value)
+        return math.inf if share.low <= 0 and share.high >= 1 else max(share.value - share.low, share.high - share.value)
 
     least, most = probability - reach(values < value), probability + reach(values <= value)
-    low = _at(ordered, least) if least > 0 else 0.0
-    return Interval(value, low, _at(ordered, most) if most < 1 else math.inf)
+    return Interval(value, _at(ordered, least) if least > 0 else 0.0, _at(ordered, most) if most < 1 else math.inf)
 
 
 def _at(ordered: Array, probability: float) -> float:
@@ -369,8 +365,7 @@ def autocorrelation(clusters: Array, sums: tuple[Array, Array, Array, Array], co
     leaving one unit out leaves nothing to correlate. None if there is no pair, or if all or no proposals are accepted.
     """
     pairs, *rest = by_cluster(clusters, *sums)
-    kept = pairs > 0
-    columns = np.stack([pairs, *rest])[:, kept]
+    columns = np.stack([pairs, *rest])[:, pairs > 0]
     whole, units = columns.sum(1, keepdims=True), columns.shape[1]
     value = float(_correlation(whole)[0])
     if not math.isfinite(value):

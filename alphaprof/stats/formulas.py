@@ -6,11 +6,15 @@ one plain decode step of the target. A draft that proposes at some positions onl
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from alphaprof.errors import OptionInvalid, cut
 
 Array = np.ndarray[Any, Any]
 ROUNDING = 1e-9  # how far a number may lie beyond its bound: users type decimals
@@ -83,8 +87,7 @@ def alpha_for(tokens: float, gamma: int) -> float | None:
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        enough = tokens <= tokens_per_round(middle, gamma)
-        low, high = (low, middle) if enough else (middle, high)
+        low, high = (low, middle) if tokens <= tokens_per_round(middle, gamma) else (middle, high)
     return high
 
 
@@ -105,3 +108,15 @@ def break_even_alpha(gamma: int, cost: CostOfRound) -> float | None:
 def speedup(alpha: ArrayLike, gamma: int, cost: CostOfRound) -> Array:
     """Decode time without the draft / with it: tokens per round / (gamma c + v + o)."""
     return np.asarray(tokens_per_round(alpha, gamma) / cost.of_round(gamma))
+
+
+def shares_by_depth(option: str, text: str) -> tuple[float, ...]:
+    """Return shares of rounds that accepted at least 1, 2, ... drafts, as an option gives them. Raises `OptionInvalid`."""
+    with contextlib.suppress(ValueError):
+        shares = tuple(map(float, text.split(",")))
+        if all(1 >= earlier >= later >= 0 for earlier, later in pairwise([1.0, *shares])):
+            return shares
+    raise OptionInvalid(
+        f"{option} {cut(text)} does not fall from 1 to 0",
+        f"give shares of rounds that accepted at least 1, 2, ... drafts: {option} 0.6,0.4,0.2",
+    )

@@ -31,8 +31,7 @@ def inverse_difference(first: tuple[Array, Array], second: tuple[Array, Array], 
     """Second quotient less the first, each sum(counts) / sum(totals): tokens per round from (rounds, tokens), of which a
     round emits 1 to gamma + 1.
     """
-    units = np.arange(len(first[0]))
-    return weighted_inverse_difference([first], [second], [units], [1.0], confidence, gamma)[-1]
+    return weighted_inverse_difference([first], [second], [np.arange(len(first[0]))], [1.0], confidence, gamma)[-1]
 
 
 def weighted_inverse_difference(
@@ -84,9 +83,8 @@ def mean_difference(first: tuple[Array, Array], second: tuple[Array, Array], con
     value, least, documents = two.value - one.value, 0.0 - one.value, min(one.documents, two.documents)
     errors = _errors(second, two) - _errors(first, one)
     stderr = math.sqrt(float((errors**2).sum()))
-    half = math.inf
-    if documents > 1 and stderr > NO_SPREAD * max(one.value, two.value):
-        half = quantile((1 + confidence) / 2, min(one.freedom, two.freedom)) * stderr
+    spread = documents > 1 and stderr > NO_SPREAD * max(one.value, two.value)
+    half = quantile((1 + confidence) / 2, min(one.freedom, two.freedom)) * stderr if spread else math.inf
     return Interval(value, max(least, value - half), value + half)
 
 

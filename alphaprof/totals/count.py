@@ -105,8 +105,7 @@ class Spans:
         rank = np.argsort(np.argsort(names, kind="stable"), kind="stable")  # rows are the same whichever comes first
         codes = np.append(rank, -1)[codes]
         place = shape.each(np.arange(len(shape.document)))
-        begins = (np.diff(codes, prepend=-2) != 0) | (np.diff(place, prepend=-1) != 0)
-        start = np.flatnonzero(begins)
+        start = np.flatnonzero((np.diff(codes, prepend=-2) != 0) | (np.diff(place, prepend=-1) != 0))
         key = np.where(codes[start] < 0, -1, place[start] * max(len(names), 1) + codes[start])
         keys, row = np.unique(key, return_inverse=True)
         empty = int(len(keys) > 0 and keys[0] < 0)
@@ -126,8 +125,7 @@ class Spans:
 def policies(documents: pa.Table) -> Array:
     """Return how the target chose the tokens of each document, [documents]: greedy, sampled, or empty if it did not."""
     on_policy = documents["on_policy"].to_numpy(zero_copy_only=False).astype(bool)
-    sampled = documents["temperature"].is_valid().to_numpy()
-    return np.where(on_policy, np.where(sampled, SAMPLED, GREEDY), "")
+    return np.where(on_policy, np.where(documents["temperature"].is_valid().to_numpy(), SAMPLED, GREEDY), "")
 
 
 def counts(
@@ -297,8 +295,7 @@ def columns_of(request: TotalsRequest, draft: DraftFacts) -> list[str]:
     bound = rules_of(request.rules)
     more = ["draft_top_prob", *odds_columns(draft)] if request.p_min else []
     more += [BY_LOOKUP] if draft.hybrid else []
-    deeper = (name for rule in bound for name in depth_columns(rule, draft))
-    return [*READ, *more, *dict.fromkeys(deeper)]
+    return [*READ, *more, *dict.fromkeys(name for rule in bound for name in depth_columns(rule, draft))]
 
 
 def array_of(column: pa.ChunkedArray) -> Array:
@@ -310,8 +307,7 @@ def array_of(column: pa.ChunkedArray) -> Array:
 
 def _columns(positions: pa.Table, shape: Shape, request: TotalsRequest, draft: DraftFacts) -> dict[str, Array]:
     """Return the columns that rules and replay read."""
-    names = columns_of(request, draft)
-    columns = {name: array_of(positions[name]) for name in names}
+    columns = {name: array_of(positions[name]) for name in columns_of(request, draft)}
     columns["accepted_run"] = np.maximum(columns["accepted_run"], 0)
     columns["greedy"] = shape.each(shape.policy == GREEDY)
     return columns
@@ -325,11 +321,10 @@ def _flags(columns: dict[str, Array], shape: Shape, noise: float) -> dict[str, A
         gap = np.log(columns["target_top_prob"]) - np.log(columns["target_second_prob"])
     tied = shape.each(shape.plain) & (gap <= noise * (1 + 1e-3))  # a gap of just one step of the dtype comes back rounded
     odd = (columns["token"] != columns["target_top"]) & greedy
-    impossible = (columns["target_token_prob"] == 0) & shape.each(shape.policy == SAMPLED)
     return {
         "positions": np.ones(len(greedy), dtype=bool),
         "proposals": columns["proposed"] > 0,
-        "impossible": impossible,
+        "impossible": (columns["target_token_prob"] == 0) & shape.each(shape.policy == SAMPLED),
         "mismatches": odd,
         "clear_mismatches": odd & ~tied,
         "near_ties": tied,

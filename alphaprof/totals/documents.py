@@ -228,8 +228,7 @@ class Documents:
         for column in columns:
             encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
             if len(encoded.dictionary) > 1:
-                mixed = code * len(encoded.dictionary) + encoded.indices.to_numpy()
-                code = np.unique(mixed, return_inverse=True)[1]
+                code = np.unique(code * len(encoded.dictionary) + encoded.indices.to_numpy(), return_inverse=True)[1]
         order = np.argsort(code, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(order) else []
         for rows in sorted(parts, key=lambda part: int(part[0])):

@@ -27,9 +27,7 @@ BY_LOOKUP = "by_lookup"  # a column of a hybrid's log alone: a round that begins
 def with_hybrids(run: Run, hybrids: Mapping[str, Hybrid]) -> Run:
     """Return the run with drafts that are made of its own. Raises `OptionInvalid` for parts that it does not have."""
     made = {name: facts_of(run, name, hybrid) for name, hybrid in hybrids.items()}
-    if not made:
-        return run
-    return run.view(dataclasses.replace(run.manifest, drafts={**run.manifest.drafts, **made}))
+    return run.view(dataclasses.replace(run.manifest, drafts={**run.manifest.drafts, **made})) if made else run
 
 
 def facts_of(run: Run, name: str, hybrid: Hybrid) -> DraftFacts:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +22,9 @@ from alphaprof.config.engines import ENGINES
 from alphaprof.rules import MAX_NGRAM
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.schema import PROPOSED_LIMIT
+from alphaprof.stats.estimate import Array
+from alphaprof.totals.replay import Ints
 
-Array = np.ndarray[Any, Any]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 NONE = -1
 
 

@@ -134,8 +134,7 @@ def offered(tokens: Array, start: Array, stop: Array, places: Array, padded: boo
             count = limit if padded and at > start[text] else min(limit, there)
             first = tokens[place] if there > 0 else (filler if count > 0 else -1)
             while accepted < count and at + accepted < end:
-                proposal = tokens[place + accepted] if accepted < there else filler
-                if proposal != tokens[at + accepted]:
+                if (tokens[place + accepted] if accepted < there else filler) != tokens[at + accepted]:
                     break
                 accepted += 1
             found[0, at], found[1, at], found[2, at] = first, count, accepted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -169,12 +169,13 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
         why = "the two have no gamma in common" if comparison.gamma is None else "no rule has rounds on this text"
         yield f"{why}: the table compares alpha"
     if len(texts) > 1:
-        words = _grouped((_word(tokens.difference), name) for name, tokens in texts)
-        some = {
-            word: ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+        words: dict[str, list[str]] = {}
+        for name, tokens in texts:
+            words.setdefault(_word(tokens.difference), []).append(name)
+        yield "by domain: " + "; ".join(
+            f"{word} in {', '.join(names[:MOST])}" + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
             for word, names in words.items()
-        }
-        yield "by domain: " + "; ".join(f"{word} in {names}" for word, names in some.items())
+        )
     yield "next: run alphaprof report; it includes draft costs, tokens per round do not"
 
 
@@ -190,13 +191,6 @@ def _difference_line(comparison: Comparison, tokens: TokensDifference, where: st
 
 def _word(difference: Interval) -> str:
     return MORE if difference.low > 0 else LESS if difference.high < 0 else SAME
-
-
-def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for word, name in pairs:
-        groups.setdefault(word, []).append(name)
-    return groups
 
 
 def compare(
@@ -220,7 +214,6 @@ def compare(
     odd = changed_facts(first.run, second.run)
     deciding = deciding_gamma(first, gammas, second.run.manifest.profile if odd else None)  # as `alphaprof check --baseline`
     changed = target_change(first, second, texts, rows, deciding, margin) if odd and deciding is not None else None
-    differences = tuple(_text_difference(text, gammas, confidence) for text in texts)
     heads = [side.label for side in (first, second) if side.run.manifest.drafts[side.draft].by_depth]
     notes = [f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"] if heads else []
     one, two = (side.run.manifest.profile.target.attn_implementation or "the default" for side in (first, second))
@@ -238,7 +231,7 @@ def compare(
         notes=tuple(notes),
         gamma=deciding,
         overall=tuple(_overall(first.run, texts, gammas, confidence)) if gammas else (),
-        differences=differences,
+        differences=tuple(_text_difference(text, gammas, confidence) for text in texts),
         target_change=changed,
     )
 

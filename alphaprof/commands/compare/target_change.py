@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -151,8 +151,8 @@ def target_change(
     mine = [text for text in texts if text.has_rounds and text.rule == question.rule_for(text.first.policy)]
     if not mine:
         return None
-    groups = {ALL: over_domains(mine, question.weights)}
-    for domain in _named_domains(mine):
+    groups, domains = {ALL: over_domains(mine, question.weights)}, dict.fromkeys(text.domain for text in mine)
+    for domain in domains if len(domains) > 1 else ():
         groups[domain] = over_domains([text for text in mine if text.domain == domain], None)
     timed = all(parse_rule(text.rule).rule.timed for text in mine)
     times = [each.timing.times.get(side.draft) if timed else None for each, side in zip(sides, (first, second), strict=True)]
@@ -195,12 +195,8 @@ def _verdict(asked: Asked, whole: Change, bounds: tuple[float, float], margin: f
     if answer.verdict == "NO-GO":
         return "TURN OFF", f"with the new target, {answer.reason}"
     low, high = (f"{100 * bound:+.1f}%" for bound in bounds)
-    verdict: VerdictName = "UNDECIDED"
-    surely = f"between {low} and {high}"
-    if bounds[0] >= -margin:
-        verdict, surely = "KEEP", f"above {low}"
-    elif bounds[1] < -margin:
-        verdict, surely = "RETRAIN", f"below {high}"
+    verdict: VerdictName = "KEEP" if bounds[0] >= -margin else "RETRAIN" if bounds[1] < -margin else "UNDECIDED"
+    surely = {"KEEP": f"above {low}", "RETRAIN": f"below {high}"}.get(verdict, f"between {low} and {high}")
     reported = f"{fmt.interval(answer.speedup, 'x')}, {answer.verdict}" if answer.speedup else answer.reason
     words = f"tokens per round {100 * whole.change.value:+.1f}%, surely {surely} (a loss of {100 * margin:g}% is allowed)"
     return verdict, f"{words}; the new run's report: {reported}"
@@ -311,9 +307,3 @@ def _alphas(units: Array, kept: Sequence[Array], confidence: float) -> tuple[tup
         return None, None
     alpha = float(one[0].sum() / one[1].sum()), float(two[0].sum() / two[1].sum())
     return alpha, share_difference((one[0], one[1]), (two[0], two[1]), confidence)
-
-
-def _named_domains(texts: Iterable[TextPair]) -> list[str]:
-    """Return the domains that answers name beside all traffic: none if there is one."""
-    domains = dict.fromkeys(text.domain for text in texts)
-    return list(domains) if len(domains) > 1 else []

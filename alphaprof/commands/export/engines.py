@@ -6,12 +6,12 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from alphaprof.commands.export.formats import ADAPTIVE, RATES, STEP_COSTS, Artefact
 from alphaprof.config.engines import LLAMACPP, SGLANG, V1, V2, VLLM, Engine, Method, engine_of, vllm_speculation
+from alphaprof.config.profile import AUTO
 from alphaprof.costs.rounds import UNTIMED, free_draft, full_round_costs
 from alphaprof.errors import OptionInvalid
 from alphaprof.render.format import interval
@@ -20,12 +20,10 @@ from alphaprof.report.schedule import GammaByLoad, Schedule
 from alphaprof.report.scope import Scope, scope_of
 from alphaprof.report.serving import why_not_served
 from alphaprof.report.speeds import tokens_interval
-from alphaprof.report.verdict import AUTO, judge
+from alphaprof.report.verdict import judge
 from alphaprof.rules import parse_rule
+from alphaprof.run.manifest import DraftFacts
 from alphaprof.run.reader import RunDraft
-
-if TYPE_CHECKING:
-    from alphaprof.run.manifest import DraftFacts
 
 TOP_TEN = "llama.cpp compares p_min with probabilities among the draft's top ten tokens, so it stops slightly later"
 SCHEDULED = ("vllm-config", ADAPTIVE)  # formats that hold the gamma of each batch size

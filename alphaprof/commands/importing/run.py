@@ -7,7 +7,6 @@ engine never tests the drafts that follow, so alpha, an average over all positio
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from alphaprof.run.manifest import (
     Manifest,
     ModelFacts,
     Shard,
+    now,
 )
 from alphaprof.run.notes import note
 from alphaprof.run.reader import Run
@@ -275,8 +275,7 @@ def _config(asked: ImportRequest, gamma: int, domains: Sequence[str]) -> dict[st
         "gammas": [gamma],
         "decision": {"rule": asked.rule, "draft": asked.draft, "gamma": gamma},
     }
-    config = validate(tree, SET).resolved(Path()).model_dump(mode="json")
-    return changed_question(config, list(asked.overrides))
+    return changed_question(validate(tree, SET).resolved(Path()).model_dump(mode="json"), list(asked.overrides))
 
 
 def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Imported]:
@@ -294,13 +293,12 @@ def _imported_manifest(asked: ImportRequest, read: Read) -> tuple[Manifest, Impo
         beyond_the_end=sum(request.rounds.beyond for request in requests),
         drafting=asked.drafting,
     )
-    target = served_model(asked.target or str(requests[0].model))
     manifest = Manifest(
         status="complete",
         alphaprof=__version__,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created=now(),
         config=_config(asked, gamma, distinct_domains(asked, (request.domain for request in requests))),
-        target=target,
+        target=served_model(asked.target or str(requests[0].model)),
         # No metrics tell how an engine drafted: it counts as a model, and nothing of q is known.
         drafts={asked.draft: DraftFacts(**vars(served_model(asked.draft)), has_distribution=False, has_steps=True)},
         tokenizer="unknown",
@@ -318,23 +316,25 @@ def _documents_table(requests: Sequence[EngineRequest], imported: Imported, dige
     a line of the files that have this `digest`.
     """
     known_by = imported.prompts_known_by
-    rows = []
-    for number, request in enumerate(requests):
-        line = f"{digest} {request.source} {request.line.number}"
-        row = {
+    rows = [
+        {
             "document": number,
             "domain": request.domain,
             "cluster": request.cluster,
             "source": request.source,
             "source_row": request.line.number - 1,  # rows count from 0
-            "prompt_hash": request.names[known_by] if known_by else hashlib.sha256(line.encode()).hexdigest(),
+            "prompt_hash": request.names[known_by]
+            if known_by
+            else hashlib.sha256(f"{digest} {request.source} {request.line.number}".encode()).hexdigest(),
             "prompt_tokens": request.prompt_tokens,
             "continuation_tokens": request.completion_tokens,
             "finish": request.finish,
             "continuation": "given",
             "on_policy": True,
+            **(imported.sampling or {}),
         }
-        rows.append(row | (imported.sampling or {}))
+        for number, request in enumerate(requests)
+    ]
     return pa.Table.from_pylist(rows, schema=arrow_schema(DOCUMENT_COLUMNS))
 
 
@@ -364,12 +364,11 @@ def _totals_table(requests: Sequence[EngineRequest], imported: Imported) -> pa.T
 
 def served_model(name: str) -> ModelFacts:
     """Return what is known of a model that another engine ran: what it is called."""
-    digest = hashlib.sha256(f"served {name}".encode()).hexdigest()
     return ModelFacts(
         reference=name,
         kind="served",
         architecture="a served model",
-        fingerprint=digest,
+        fingerprint=hashlib.sha256(f"served {name}".encode()).hexdigest(),
         dtype=UNKNOWN_DTYPE,
         device="unknown",
         parameters=None,
@@ -390,11 +389,10 @@ def _import_notes(requests: Sequence[EngineRequest], imported: Imported) -> Iter
     elif 0 < deepest < gamma:
         yield note("never_full", deepest=deepest, gamma=gamma)
     if known_by in NO_PROMPT:
-        lacking = sum(PROMPTS_KNOWN_BY[0] not in request.names for request in requests)
         yield note(
             "prompts_unknown",
             known_by=known_by or "nothing",
-            lacking=lacking,
+            lacking=sum(PROMPTS_KNOWN_BY[0] not in request.names for request in requests),
             requests=len(requests),
             pairs="only requests with the same id" if known_by else "none of them",
             remedy=LOG_PROMPTS,

@@ -122,8 +122,7 @@ def request_of(answer: Line, gamma: int | None, drafting: Drafting) -> EngineReq
 
 def _counts_in(answer: Line, fields: Fields, info: Fields, written: Any) -> Fields:
     """Return where the counts of rounds stand. Raises `LeftOut` if there are none, and `DataUnreadable` for other files."""
-    details = group(fields, "sglext").get(DETAILS)
-    if isinstance(details, list):
+    if isinstance(group(fields, "sglext").get(DETAILS), list):
         raise LeftOut("several choices (n > 1) in one answer", "ask with n = 1, or with return_meta_info: true")
     for place in (info, group(group(fields, "sglext"), DETAILS)):
         if place.get(ROUNDS):

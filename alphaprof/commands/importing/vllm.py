@@ -13,8 +13,8 @@ from pydantic import AliasChoices, BaseModel, Field
 from alphaprof.commands.importing.lines import MERGE, Count, Fields, LeftOut, Line, Name, failure, group, unwrapped
 from alphaprof.run.manifest import CHAIN, Drafting
 from alphaprof.servers.files import format_of
+from alphaprof.stats.estimate import Array
 
-Array = np.ndarray[Any, Any]
 METRICS = ("speculative_decoding", "spec_decode_metrics")
 MOST_DRAFTED = 64  # tokens in one round
 ENDED = {"stop": "eos", "tool_calls": "eos", "function_call": "eos", "length": "length"}

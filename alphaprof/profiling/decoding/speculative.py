@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from alphaprof.config.profile import ProfileOptions
 from alphaprof.errors import OptionInvalid, ProfileInvalid, RuleNotDecodable
 from alphaprof.profiling.decoding.drafters import GREEDILY, KEPT, OWN, Cached, Choice, Chooser, Drafter, Proposal, drafter_of
 from alphaprof.profiling.models.draft import Draft
@@ -20,13 +21,9 @@ from alphaprof.profiling.scoring.statistics import distribution, proposal_column
 from alphaprof.profiling.shard import Loaded
 from alphaprof.profiling.texts.corpus import Document, Ids
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
-
-if TYPE_CHECKING:
-    from alphaprof.config.profile import ProfileOptions
-
+from alphaprof.totals.replay import Ints
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 USUAL_GAMMAS = (1, 2, 3, 5)
 
 
@@ -279,9 +276,7 @@ def decode(loaded: Loaded, document: Document, drafting: DecodingSetup | None, r
     """Write a document's text with a draft, or plainly. `regret`: see `Decoded`."""
     width = min(loaded.scorer.width, loaded.target.vocabulary)
     choice = Choice(document.processing, document.seed or 0, loaded.options.draft_processing, width)
-    how: Plain | Speculation = Plain(loaded.target, choice)
-    if drafting is not None:
-        how = Speculation(loaded.target, drafting.draft, drafting.rule, drafting.gamma, choice)
+    how = Speculation(loaded.target, **vars(drafting), choice=choice) if drafting else Plain(loaded.target, choice)
     return how.decode(document.prompt, document.max_new_tokens or 0, document.source_row, regret)
 
 

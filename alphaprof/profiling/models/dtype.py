@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from alphaprof.config.model_files import ModelFiles, stored_dtype
+from alphaprof.config.options import ModelOptions
 from alphaprof.profiling.models.hub import files_in, is_local
-
-if TYPE_CHECKING:
-    from alphaprof.config.options import ModelOptions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PACKED = "bfloat16"  # what weights of 8 bits and fewer are dequantised to: 16 bits hold them

@@ -12,14 +12,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alphaprof.config.model_files import ADAPTER, ModelFiles
+from alphaprof.config.options import ModelOptions
 from alphaprof.profiling.models.hub import ADAPTER_FILES, files_in, folder_of, is_local
 from alphaprof.run.manifest import FILES, PARTIAL
-
-if TYPE_CHECKING:
-    from alphaprof.config.options import ModelOptions
 
 # A file of the hub's cache that git-lfs or Xet stores is named by its SHA-256; one that git stores by 40 digits of SHA-1.
 BLOB = re.compile(r"/models--[^/]+/blobs/[0-9a-f]{64}$")

@@ -57,8 +57,7 @@ class DraftModel(Model):
         foreign = np.flatnonzero(ids[:-1] >= self.vocabulary)
         end = int(foreign[0]) if len(foreign) else len(ids) + PROPOSED_LIMIT
         end = end if self.context is None else min(end, self.context)
-        places = np.arange(prompt - 1, len(ids) - 1)
-        return {"proposed": np.clip(end - places, 0, PROPOSED_LIMIT).astype(np.int16)}
+        return {"proposed": np.clip(end - np.arange(prompt - 1, len(ids) - 1), 0, PROPOSED_LIMIT).astype(np.int16)}
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,7 @@ class Model:
     @property
     def vocabulary(self) -> int:
         """The number of logits, padding included."""
-        head = self.network.get_output_embeddings()
-        weight = getattr(head, "weight", None)
+        weight = getattr(self.network.get_output_embeddings(), "weight", None)
         return int(self.network.config.get_text_config().vocab_size if weight is None else weight.shape[0])
 
     @property
@@ -408,24 +407,24 @@ def _loading(
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        reason = first_line(error)
-        hint = "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id"
-        if "ignore_mismatched_sizes" in str(error):  # the sizes themselves are in transformers' log only
-            reason = "the shapes of its weights do not match its config.json"
-            hint = "give the config.json that belongs to these weights"
-        if reference.lower().endswith(".gguf") and not _is_whole(reference):
-            reason = "the file is incomplete, or not in the GGUF format"
-            hint = "download it again, and compare its size with the original's"
-        elif "trust_remote_code" in str(error):
-            hint = "if you trust its code, set trust_remote_code: true for this model"
-        elif attention is not None and re.search("attention|attn|kernel", reason, re.IGNORECASE):
-            hint = f"set attn_implementation to what this model and this machine have, not {attention}, or leave it out"
-        elif quantised is not None and "ignore_mismatched_sizes" not in str(error):
-            hint = f"its weights are quantized: install what transformers asks for, or {WITHOUT}"
-        elif base is not None and is_local(reference):
-            hint = f"is it an adapter of {base}? base_model_name_or_path in its {ADAPTER} names the model it was trained on"
-        elif not is_local(reference):
-            hint = "check the id and your access rights (gated models need a token), or give a local path"
+        torn = reference.lower().endswith(".gguf") and not _is_whole(reference)
+        other_shapes = "ignore_mismatched_sizes" in str(error)  # the sizes themselves are in transformers' log only
+        reason = "the shapes of its weights do not match its config.json" if other_shapes else first_line(error)
+        reason = "the file is incomplete, or not in the GGUF format" if torn else reason
+        asked = f"set attn_implementation to what this model and this machine have, not {attention}, or leave it out"
+        packed = quantised is not None and not other_shapes
+        trained_on = f"base_model_name_or_path in its {ADAPTER} names the model it was trained on"
+        hints = {  # the first that applies
+            "download it again, and compare its size with the original's": torn,
+            "if you trust its code, set trust_remote_code: true for this model": "trust_remote_code" in str(error),
+            asked: attention is not None and re.search("attention|attn|kernel", reason, re.IGNORECASE),
+            f"its weights are quantized: install what transformers asks for, or {WITHOUT}": packed,
+            f"is it an adapter of {base}? {trained_on}": base is not None and is_local(reference),
+            "check the id and your access rights (gated models need a token), or give a local path": not is_local(reference),
+            "give the config.json that belongs to these weights": other_shapes,
+            "give a directory with config.json, safetensors weights and tokenizer files, a .gguf file, or a hub id": True,
+        }
+        hint = next(hint for hint, applies in hints.items() if applies)
         raise ModelUnloadable(f"cannot load {reference}: {reason[:300]}", hint) from error
 
 

@@ -9,15 +9,13 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from alphaprof.config.options import Sampling
 from alphaprof.errors import ProfileInvalid
-
-if TYPE_CHECKING:
-    from alphaprof.config.options import Sampling
 
 NUCLEUS_FIRST = 256  # tokens that usually hold top_p; sorting a whole vocabulary costs twenty times as much
 # Settings of a generation config that change the distribution and are not modelled, with the values at which they do not.
@@ -86,9 +84,8 @@ def not_modelled(served: Mapping[str, Any]) -> list[str]:
 def processed(logits: torch.Tensor, settings: Processing) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return logits [n, V] divided by the temperature, in float32, and which of them are kept [n, V]; None: all."""
     scaled = divided(logits, settings.temperature)
-    kept: torch.Tensor | None = None
-    if 0 < settings.top_k < scaled.shape[1]:
-        kept = scaled >= scaled.topk(settings.top_k, dim=1).values[:, -1:]
+    cut = 0 < settings.top_k < scaled.shape[1]
+    kept = scaled >= scaled.topk(settings.top_k, dim=1).values[:, -1:] if cut else None
     if settings.top_p < 1.0:
         kept = _nucleus(_weights(scaled, kept), settings.top_p, NUCLEUS_FIRST if scaled.device.type == "cpu" else None)
     if settings.min_p > 0.0:

@@ -233,8 +233,7 @@ def _rest(target: Model, draft: Model) -> Rest | None:
 
 def short_texts(model: Model) -> torch.Tensor:
     """Return two texts of ordinary ids [2, 6], to check on how a model behaves."""
-    steps = torch.arange(2 * 6, device=model.device).reshape(2, 6)
-    return (steps * 7919 + 13) % model.vocabulary
+    return (torch.arange(2 * 6, device=model.device).reshape(2, 6) * 7919 + 13) % model.vocabulary
 
 
 @torch.inference_mode()

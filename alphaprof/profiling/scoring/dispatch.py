@@ -51,8 +51,7 @@ def columns(
         return by_kernels(target, drafts, token, proposals)
     parts = []
     size = statistics.rows_at_once(target.logits.device)
-    for start in range(0, len(token), size):
-        rows = slice(start, start + size)
+    for rows in statistics.chunks(len(token), size):
         first, *others = (
             ProcessedLogits(side.logits[rows], side.temperature, None if side.least is None else side.least[rows])
             for side in (target, *drafts)
@@ -135,7 +134,7 @@ def _by_rows(
         loops.measure(places, like, temperatures, *some, (out[0][rows], out[1][rows], out[2][rows]))
 
     size = max(1, -(-len(token) // torch.get_num_threads()))
-    first, *others = [slice(start, start + size) for start in range(0, max(1, len(token)), size)]
+    first, *others = statistics.chunks(max(1, len(token)), size)
     waiting = [_executor(len(others)).submit(part, rows) for rows in others]
     try:
         part(first)

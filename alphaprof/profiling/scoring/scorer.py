@@ -19,6 +19,7 @@ from alphaprof.profiling.models.teacher_forced import States, TeacherForced, rec
 from alphaprof.profiling.scoring.dispatch import joined, measured
 from alphaprof.profiling.scoring.statistics import (
     Columns,
+    chunks,
     probabilities,
     processed_logits,
     rows_at_once,
@@ -50,8 +51,7 @@ class Extras:
     def of(cls, rules: Iterable[str], certificates: bool) -> Extras:
         """Return what a profile with these ids of rules asks for."""
         rules = tuple(rules)
-        bound = rules_of(rules)
-        certified = tuple(rule for rule in bound if certificates and rule.name in ACCEPTED)
+        certified = tuple(rule for rule in rules_of(rules) if certificates and rule.name in ACCEPTED)
         return cls(certified, LogRules(rules).drawn)
 
     def log_rules(self, rules: Iterable[str]) -> LogRules:
@@ -97,8 +97,7 @@ class Layout:
         row = torch.arange(len(batch)).repeat_interleave(torch.tensor([len(item.ids) for item in batch]))
         column = [torch.arange(prompt - 1, len(text) - 1) for prompt, text in zip(prompts, texts, strict=True)]
         token = [text[prompt:] for prompt, text in zip(prompts, texts, strict=True)]
-        ids = pad_sequence([text[:-1] for text in texts], batch_first=True)
-        return cls(ids, row, torch.cat(column), torch.cat(token))
+        return cls(pad_sequence([text[:-1] for text in texts], batch_first=True), row, torch.cat(column), torch.cat(token))
 
 
 def scored_width(widths: Sequence[int], tokens: int) -> int:
@@ -135,8 +134,7 @@ class _Reached:
             proposable = known[place] == token
         shared = torch.empty((len(token), width if known is None else len(known)), device=logits.device)
         of_token = torch.empty(len(token), device=logits.device)
-        for start in range(0, len(token), size):
-            rows = slice(start, start + size)
+        for rows in chunks(len(token), size):
             p = probabilities(processed_logits(logits[rows], settings))
             shared[rows] = p if known is None else p[:, known]
             of_token[rows] = p.gather(1, inside[rows, None])[:, 0]
@@ -145,8 +143,7 @@ class _Reached:
     def chances(self, logits: torch.Tensor, settings: Processing, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return sum min(p, q) and q(x) / p(x) [n] of drafts that are drawn from q, from the head's logits [n, ids]."""
         accept, of_token = [], []
-        for start in range(0, len(logits), size):
-            rows = slice(start, start + size)
+        for rows in chunks(len(logits), size):
             q = probabilities(processed_logits(logits[rows], settings))
             accept.append(self.shared[rows].minimum(q).sum(1).clamp(max=1.0))
             of_token.append(q.gather(1, self.place[rows, None])[:, 0])
@@ -211,10 +208,10 @@ class Scorer:
         # Worked out while a GPU is still busy with the forward passes.
         proposals = [_joined_columns(draft, batch) for draft in self._ordered]
         chosen = [token, *(_sent(own["draft_top"], device) for own in proposals[len(self.drafts) :])]
-        parts: list[list[Columns]] = []
-        for start in range(0, len(token), self.head_rows):
-            chunk = slice(start, start + self.head_rows)
-            parts.append(self._chunk([states[chunk] for states in rows], [some[chunk] for some in chosen], settings))
+        parts = [
+            self._chunk([states[chunk] for states in rows], [some[chunk] for some in chosen], settings)
+            for chunk in chunks(len(token), self.head_rows)
+        ]
         columns = [joined(pieces) for pieces in zip(*parts, strict=True)]
         for place, rounds in own.items():
             columns[1 + place] |= self._drafted(place, rounds, columns[1 + place]["draft_top"])
@@ -255,9 +252,8 @@ class Scorer:
         """Return columns of a head at the depths beyond the first. `target`: logits [n, V]."""
         draft, known = self.drafts[place], self.ids[place]
         known = None if known is None else known.to(target.device)  # where the target's last layer lies, if it is split
-        reached = None
-        if self.extras.drawn and settings is not None:
-            reached = _Reached.of(target, known, token, settings, self.statistics_rows)
+        drawn = settings if self.extras.drawn else None
+        reached = None if drawn is None else _Reached.of(target, known, token, drawn, self.statistics_rows)
         columns: Columns = {}
         for depth in range(2, draft.depths + 1):
             own = draft.logits(rows, depth).to(target.device)
@@ -285,8 +281,7 @@ class Scorer:
             for each, known in zip((logits, *draft_logits), (None, *self.ids), strict=True)
         ]
         chosen = [settings, *[settings.for_draft(self.draft_processing)] * len(draft_logits)]
-        reduced = [False, *(draft.reduced for draft in self.drafts)]
-        columns = measured(shared, chosen, token, proposals, reduced)
+        columns = measured(shared, chosen, token, proposals, [False, *(draft.reduced for draft in self.drafts)])
         if self.extras.certified:
             columns[0]["top_probs"] = top_probs(processed_logits(shared[0], settings), columns[0], TOP)
         return columns
@@ -333,8 +328,7 @@ class Scorer:
             agrees.append(columns[f"agrees_{depth}"] == 1)
             for column in (f"{each}_{depth}" for each in ("agrees", *drawn)):  # what draws reads sampled text alone
                 by_depth[column] = np.where(drafted, columns.get(column, np.float32(-1)), -1)
-        run = runs_by_depth(np.stack(agrees, 1), proposed, stop - lengths, stop)
-        return by_depth | {"accepted_run": run}
+        return by_depth | {"accepted_run": runs_by_depth(np.stack(agrees, 1), proposed, stop - lengths, stop)}
 
 
 def _joined_columns(draft: Draft, batch: Sequence[Continuation]) -> Arrays:
@@ -358,8 +352,7 @@ def _to_host(groups: Sequence[Columns]) -> list[Arrays]:
     stops = np.cumsum([column[:1].numel() for _, _, column in columns])
     arrays: list[Arrays] = [{} for _ in groups]
     for values, (number, name, column) in zip(np.split(together, stops[:-1], axis=1), columns, strict=True):
-        kind = np.float32 if column.is_floating_point() else np.int64
-        arrays[number][name] = values.reshape(column.shape).astype(kind)
+        arrays[number][name] = values.reshape(column.shape).astype(np.float32 if column.is_floating_point() else np.int64)
     return arrays
 
 

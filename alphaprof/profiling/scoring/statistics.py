@@ -7,7 +7,7 @@ has the same statistics from loops that are made for a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +80,7 @@ def processed_logits(logits: torch.Tensor, settings: Processing = PLAIN, reduced
     all that equal the smallest of them. `reduced`: some ids are ABSENT, and are never kept.
     """
     size = rows_at_once(logits.device)
-    parts = [_least(logits[start : start + size], settings) for start in range(0, len(logits), size)]
+    parts = [_least(logits[rows], settings) for rows in chunks(len(logits), size)]
     kept = [part for part in parts if part is not None]
     least = torch.cat(kept) if kept else None
     if reduced:
@@ -93,6 +93,11 @@ def spread(logits: torch.Tensor, ids: torch.Tensor, width: int) -> torch.Tensor:
     """Return logits [n, some] of `ids` [some] as logits [n, width] over all ids: those of the others are ABSENT."""
     logits = logits.float() if logits.dtype == torch.float16 else logits  # whose range is too small
     return logits.new_full((len(logits), width), ABSENT).index_copy_(1, ids, logits)
+
+
+def chunks(count: int, size: int) -> Iterator[slice]:
+    """Yield the slices of `count` rows that are computed together, of `size` rows each."""
+    return (slice(start, start + size) for start in range(0, count, size))
 
 
 def rows_at_once(device: torch.device) -> int:

@@ -180,7 +180,18 @@ def digest(documents: Sequence[Document]) -> str:
 
 def continuation_table(continuations: Sequence[Continuation]) -> pa.Table:
     """Return rows of the continuations table, one a document."""
-    return pa.Table.from_pylist(list(map(_row, continuations)), schema=arrow_schema(CONTINUATION_COLUMNS))
+    rows = [
+        {
+            **stored(item.document),
+            "prompt_hash": item.document.prompt_hash,
+            "prompt_tokens": len(item.document.prompt),
+            "continuation_tokens": len(item.ids),
+            "finish": item.finish,
+            "continuation_ids": item.ids,
+        }
+        for item in continuations
+    ]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(CONTINUATION_COLUMNS))
 
 
 def continuations_of(table: pa.Table) -> list[Continuation]:
@@ -189,15 +200,3 @@ def continuations_of(table: pa.Table) -> list[Continuation]:
         Continuation(document_of(row, None, False), np.array(row["continuation_ids"], dtype=np.int32), row["finish"])
         for row in table.to_pylist()
     ]
-
-
-def _row(continuation: Continuation) -> dict[str, Any]:
-    document = continuation.document
-    return {
-        **stored(document),
-        "prompt_hash": document.prompt_hash,
-        "prompt_tokens": len(document.prompt),
-        "continuation_tokens": len(continuation.ids),
-        "finish": continuation.finish,
-        "continuation_ids": continuation.ids,
-    }

@@ -47,7 +47,7 @@ from alphaprof.profiling.texts.rows import Numbered, rows
 from alphaprof.run.manifest import Manifest, left_out_remedy
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import PROMPT_COLUMNS, arrow_schema
-from alphaprof.run.split import unit_of
+from alphaprof.run.split import Ids, unit_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from alphaprof.config.profile import ProfileOptions, SourceOptions
 
 T = TypeVar("T")
-Ids = np.ndarray[Any, np.dtype[np.int32]]
 EMPTY, NOTHING = "with an empty prompt or response", np.empty(0, dtype=np.int32)
 MESSAGE = 150  # characters of each reason
 LOST_BOS = "cut prompts lost their initial BOS"
@@ -272,15 +271,12 @@ class Corpus:
                     "give token ids of the target's own tokenizer, or other text",
                     ColumnMissing,
                 )
-        left_out = None
         if continuation.kind == "text" and len(prompt) and given is not None and len(given) == 0:
-            left_out = f"with no text beyond prompt_tokens ({continuation.prompt_tokens})"
-        elif len(prompt) == 0 or (given is not None and len(given) == 0):
-            left_out = EMPTY
-        elif len(prompt) < source.min_prompt_tokens:
-            left_out = f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})"
-        if left_out:
-            raise LeftOut(left_out)
+            raise LeftOut(f"with no text beyond prompt_tokens ({continuation.prompt_tokens})")
+        if len(prompt) == 0 or (given is not None and len(given) == 0):
+            raise LeftOut(EMPTY)
+        if len(prompt) < source.min_prompt_tokens:
+            raise LeftOut(f"with a prompt shorter than min_prompt_tokens ({source.min_prompt_tokens})")
         limit = continuation.max_new_tokens
         cut = given is not None and limit is not None and len(given) > limit
         given = given[:limit] if given is not None else None

@@ -11,13 +11,11 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from alphaprof.config.profile import SourceOptions
 from alphaprof.errors import ColumnMissing, cut, shown
 from alphaprof.profiling.texts.cells import BadRow, LeftOut, Row, cell_and_beside, cell_if_any, decoded, named, render
-
-if TYPE_CHECKING:
-    from alphaprof.config.profile import SourceOptions
 
 Turn = dict[str, Any]
 LISTS = ("messages", "input", "contents", "gen_ai.input.messages")  # keys of bodies under which the turns stand
@@ -85,8 +83,7 @@ def chat_of(source: SourceOptions, row: Row, system_first: bool = False) -> Chat
     system = render(source.system, row, optional=True) if source.system is not None else ""
     first = [{"role": "system", "content": system}] if system.strip() else []
     if source.messages is None:
-        said = {"role": "user", "content": render(str(source.prompt), row)}
-        return Chat([*first, said], variables=source.chat_options)
+        return Chat([*first, {"role": "user", "content": render(str(source.prompt), row)}], variables=source.chat_options)
     value, beside = cell_and_beside(row, source.messages)
     name = source.messages.rpartition(".")[2] if source.messages.rpartition(".")[2] in beside else source.messages
     chat = named(source.messages, lambda value: chat_of_request(value, name, beside, system_first, not first), value)
@@ -157,8 +154,7 @@ def _form(turns: Sequence[Turn], name: str, beside: Mapping[str, Any]) -> str:
         return "responses"
     contents = [turn.get("content") for turn in turns]
     blocks = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping)]
-    signed = any(part.get("type") in BLOCKS or "signature" in part for part in blocks)
-    if signed or beside.get("system"):
+    if any(part.get("type") in BLOCKS or "signature" in part for part in blocks) or beside.get("system"):
         return "anthropic"
     return "harmony" if any(turn.get("channel") for turn in turns) else "chat"
 
@@ -320,8 +316,7 @@ def _from_anthropic(messages: Sequence[Turn]) -> list[Turn]:
             elif kind == "thinking":
                 turn["reasoning"] = f"{turn.get('reasoning') or ''}{block.get('thinking') or ''}"
             elif kind == "tool_use":
-                calls = _called(block.get("name"), block.get("input"), block.get("id"))
-                turn["tool_calls"] = _with(turn, calls)
+                turn["tool_calls"] = _with(turn, _called(block.get("name"), block.get("input"), block.get("id")))
             elif kind == "tool_result" and role == "user":
                 result = block.get("content") or ""
                 turns.append({"role": "tool", "content": result, "tool_call_id": block.get("tool_use_id")})

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -26,13 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphaprof.config.paths import data_format, is_remote
+from alphaprof.config.profile import SourceOptions
 from alphaprof.errors import AlphaprofError, DataEmpty, DataUnreadable, shown
 from alphaprof.profiling.models.hub import first_line, is_local, opened, require_data
 from alphaprof.profiling.texts.cells import BadRow, Row
 from alphaprof.profiling.texts.requests import TEXTUAL
-
-if TYPE_CHECKING:
-    from alphaprof.config.profile import SourceOptions
 
 FILE = 1 << 32  # beyond the rows of any file
 FILES = 10  # files that a shuffle reads at a time

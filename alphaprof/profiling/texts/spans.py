@@ -58,9 +58,7 @@ def kinds_of(options: ProfileOptions, tokenizer: PreTrainedTokenizerBase) -> tup
     """Return the kinds of spans that a run tells apart; None: it does not. Those of the profile come before those of the
     same name that the target's chat template writes.
     """
-    given = options.spans or {}
-    if options.thinking is not None:
-        given = {THINKING: options.thinking} | given
+    given = ({} if options.thinking is None else {THINKING: options.thinking}) | (options.spans or {})
     own = tuple(Kind(name, markers.begin, markers.end) for name, markers in given.items())
     if options.spans is None:
         return own or None

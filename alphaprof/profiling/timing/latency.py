@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.steps import TARGET
 from alphaprof.costs.timing import (
     GO_ROUNDS,
@@ -41,9 +42,7 @@ from alphaprof.profiling.timing.steppers import (
     stepper,
 )
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
-
-if TYPE_CHECKING:
-    from alphaprof.config.options import MeasuredCosts
+from alphaprof.stats.estimate import Array
 
 WARM_UP, LEAST_WARM_UP = 3, 1
 SHORT_PROMPT = 16  # tokens of the shortest prompt whose prefill is timed
@@ -53,7 +52,6 @@ PREFILL_SHARE = 0.1  # of the budget: kept for prefills, which come last
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 NORMAL = 1.96  # standard errors in half a 95% interval, for readers of one number
 KEY = ("model", "step", "tokens", "batch", "context")  # what one row of the table is about
-Array = np.ndarray[Any, Any]
 Job = TypeVar("Job")
 
 
@@ -185,7 +183,7 @@ def measure(
     clock.end_part()
     prefills = [table_row(job.key, float(np.median(ms)), ms, 0.0) for job, ms in zip(jobs, times.T, strict=True) if len(ms)]
     if not prefills:
-        late.append(f"reading prompts: costs.budget ({costs.seconds:g} s) was spent")
+        late.append(f"reading prompts: {clock.spent}")
     ordered = sorted(rows.values(), key=lambda row: int(row["batch"]))
     table = pa.Table.from_pylist([*ordered, *prefills], schema=arrow_schema(LATENCY_COLUMNS))
     computed = subjects.target.device.type == "cpu" and one_thread()
@@ -204,18 +202,16 @@ class TimeBudget:
         self._parts = self._left = len(costs.concurrency) * len(costs.context) + 1
         self._end = time.monotonic() + costs.seconds
         self.wall_s = self.waited_s = 0.0
-        self._steps = 0
 
-    def spent(self, steps: int) -> BudgetSpent:
-        """Return the error that says how long the fewest rounds of some `steps` take, where any step was timed."""
-        needed = (LEAST_WARM_UP + LEAST_ROUNDS) * steps * self.wall_s / self._steps if self._steps else 0.0
-        words = f", and {LEAST_WARM_UP + LEAST_ROUNDS} rounds of {steps} steps take about {needed:.2g} s" if needed else ""
-        return BudgetSpent(f"costs.budget ({self.costs.seconds:g} s) was spent{words}")
+    @property
+    def spent(self) -> BudgetSpent:
+        """The error of what there was no time for."""
+        return BudgetSpent(f"costs.budget ({self.costs.seconds:g} s) was spent")
 
     def require_time(self) -> None:
         """Raise `BudgetSpent` if no step may begin any more."""
         if time.monotonic() >= self._until:
-            raise self.spent(0)
+            raise self.spent
 
     @property
     def _until(self) -> float:
@@ -260,7 +256,6 @@ class TimeBudget:
             if time.monotonic() >= self._until:
                 return None
             ms[index] = 1e3 * job.run()
-            self._steps += 1
             self._advance((time.monotonic() - begun) / share if share > 0 else 1.0)
         return ms
 
@@ -306,7 +301,7 @@ def _timed_steps(
 
     measured = clock.rounds(turns, WARM_UP, GO_ROUNDS, costs.repeats, sure)
     if len(measured) < LEAST_ROUNDS:
-        raise clock.spent(measured.shape[1])
+        raise clock.spent
     times = each_once(measured)
     r = correlated(times)
     why = "" if sure(measured) else " (repeats reached)" if len(times) >= costs.repeats else " (budget spent)"

@@ -253,8 +253,7 @@ def read(target: Model, network: HeadNetwork, text: Ids) -> tuple[torch.Tensor, 
     ids = torch.from_numpy(text.astype("int64")).clamp(max=target.vocabulary - 1)
     with recorded(target.decoder, network.layers) as states:
         target.network(input_ids=ids[None, :-1].to(target.device), use_cache=False, **kept_logits(target))
-    features = torch.cat([states[count][0].to(network.device) for count in network.layers], -1)
-    return ids.to(network.device), features
+    return ids.to(network.device), torch.cat([states[count][0].to(network.device) for count in network.layers], -1)
 
 
 @singledispatch

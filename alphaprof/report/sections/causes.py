@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +23,13 @@ from alphaprof.report.wording import judged
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
 from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.run.reader import Run
-from alphaprof.stats.estimate import Interval, pooled_share
+from alphaprof.stats.estimate import Array, Interval, pooled_share
 from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.count import Shape, TotalsRequest, array_of, columns_of
 from alphaprof.totals.documents import TextGroup
 from alphaprof.totals.log_sample import gathered, shards, tables
 from alphaprof.totals.lookup import first_proposals, joined_texts
 
-Array = np.ndarray[Any, Any]
 TITLE = "why drafted tokens are rejected, and what would help"
 EMPTY = "it needs the position log (positions/), and text under a rule of the verdict"
 READS_LOG = True
@@ -101,8 +99,7 @@ def compute(report: RunReport) -> tuple[Attribution, ...]:
         return ()
 
     def wanted(rule: BoundRule, text: TextGroup) -> bool:
-        own = text.policy in rule.rule.policies and rule.rule.chained
-        return own or question.rule_for(text.policy) == rule.id
+        return (text.policy in rule.rule.policies and rule.rule.chained) or question.rule_for(text.policy) == rule.id
 
     rules = rules_of([*report.asked.deciding, *report.others])
     read = tables(run, next(iter(run.manifest.drafts)), ["token"], ["prompt_tokens", "prompt_ids"])
@@ -229,8 +226,7 @@ def _causes(
         RANK: (wrong | own) & (token == wanted) & (rank >= 2) & (rank <= WIDTH),
         UNCERTAIN: _uncertain(rule, columns, shape, own, wrong),
     }
-    numbers = [CAUSES.index(name) for name in where]
-    return np.asarray(np.select(list(where.values()), numbers, default=CAUSES.index(DRAFT)))
+    return np.asarray(np.select(list(where.values()), [CAUSES.index(name) for name in where], default=CAUSES.index(DRAFT)))
 
 
 def _uncertain(rule: BoundRule, columns: dict[str, Array], shape: Shape, own: Array, wrong: Array) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from alphaprof.costs.cost_model import CostModel
 from alphaprof.costs.rounds import StepTimes, free_draft
-from alphaprof.costs.speedup import FEWEST, Mix
+from alphaprof.costs.speedup import ALL, FEWEST
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, Figure, Table
 from alphaprof.report.asked import Asked
@@ -31,7 +31,6 @@ from alphaprof.totals.log_sample import LogPart, gathered, tables
 from alphaprof.totals.replay import RoundCounts, Trace, by_token, listed_rounds
 
 ENOUGH = 20  # independent documents of a range; a smaller one is joined with the one before
-ALL = Mix(("",), None)
 TITLE = "acceptance and speedup by length of context"
 EMPTY = f"it needs the position log, greedy or one_hot rounds, and two context ranges of {ENOUGH} documents"
 READS_LOG = True

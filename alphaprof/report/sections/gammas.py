@@ -125,5 +125,4 @@ def _depths(title: str, results: Sequence[Result]) -> Iterator[Table]:
         rows.append((name, cells))
     gamma = max(item.gamma for item in shown[0].gammas)
     what = f"at gamma {gamma}, shares by depth d: reached drafts kept / rounds that kept the first d"
-    below = [f"  {MARKS[FEW_MARK]}"] if few else []
-    yield table_by_columns(f"{title}, {what}", rows, below=below, draft=shown[0].draft)
+    yield table_by_columns(f"{title}, {what}", rows, below=[f"  {MARKS[FEW_MARK]}"] if few else [], draft=shown[0].draft)

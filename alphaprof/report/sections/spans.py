@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alphaprof.costs.rounds import StepTimes, free_draft, time_spent
-from alphaprof.costs.speedup import Mix
+from alphaprof.costs.speedup import ALL
 from alphaprof.render import format as fmt
 from alphaprof.render.blocks import Block, table_by_columns
 from alphaprof.report.build import RunReport
@@ -24,7 +24,6 @@ from alphaprof.totals.count import Spans, TotalsRequest, Traced, by_chance, colu
 from alphaprof.totals.log_sample import LogPart, gathered, tables
 from alphaprof.totals.replay import RoundCounts, Rounds
 
-ALL = Mix(("",), None)
 TITLE = "acceptance, rounds and time by span: thinking, tool calls, code, answer"
 EMPTY = "the profile tells no spans apart (spans: auto)"
 READS_LOG = True
@@ -63,8 +62,7 @@ def compute(report: RunReport) -> tuple[DraftSpans, ...]:
         rules = [rule for rule in map(parse_rule, asked.decisive) if rule.rule.timed and not rule.rule.lossy]
         rules = [rule for rule in rules if has_rounds(rule, facts)]
         gamma = chosen.get(draft) or max(facts.lengths(part.run.gammas))
-        requests = [asked.request([rule.id]) for rule in rules]
-        if (rows := SpanRows.read(part, draft, requests, gamma)) is None:
+        if (rows := SpanRows.read(part, draft, [asked.request([rule.id]) for rule in rules], gamma)) is None:
             continue
         times = asked.timing.times.get(draft)
         times = times.mixed([rows.rounds]) if times is not None and times.covers(gamma) else None

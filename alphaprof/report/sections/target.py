@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from alphaprof.report.speeds import tokens_interval
 from alphaprof.rules import GREEDY, BoundRule, parse_rule, rules_of
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import (
+    Array,
     Interval,
     by_cluster,
     distinct,
@@ -34,13 +34,11 @@ from alphaprof.stats.estimate import (
     share_interval,
 )
 from alphaprof.theory.certificates import SLACK, beta_bound, budget, margin_thresholds, strict_thresholds
-from alphaprof.totals.count import READ, Shape, TotalsRequest, columns_of
+from alphaprof.totals.count import READ, Columns, Shape, TotalsRequest, columns_of
 from alphaprof.totals.documents import TextGroup, over_domains
 from alphaprof.totals.log_sample import MARGIN, LogPart, gathered, shards
 from alphaprof.totals.replay import RoundCounts, Rounds, Trace, replay, run_lengths
 
-Array = np.ndarray[Any, Any]
-Columns = dict[str, Array]  # [positions]
 TARGET = ("target_top_prob", "target_second_prob", "target_margin", "target_entropy")
 QUANTILES = (0.1, 0.5, 0.9)
 STILL_CERTAIN = (0.5, 0.9, 0.99)
@@ -308,8 +306,7 @@ def _sums(values: Array, chosen: Array, shape: Shape) -> Array:
     """Return sum [documents] of chosen values, infinite ones included."""
     chosen_values = np.where(chosen, values, 0.0)
     finite = np.isfinite(chosen_values)
-    infinite = shape.sums(~finite) > 0
-    return np.where(infinite, np.inf, shape.sums(np.where(finite, chosen_values, 0.0)))
+    return np.where(shape.sums(~finite) > 0, np.inf, shape.sums(np.where(finite, chosen_values, 0.0)))
 
 
 def certificates(part: LogPart, confidence: float) -> Certificates | None:
@@ -542,8 +539,7 @@ def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool
     )
     yield table_by_columns(f"draft {draft}: certified of accepted, by domain", certified, draft=draft)
     if averaged:
-        title = f"draft {draft}: share rejected, and its limit at this mean KL(p||q)"
-        yield table_by_columns(title, rejected, draft=draft)
+        yield table_by_columns(f"draft {draft}: share rejected, and its limit at this mean KL(p||q)", rejected, draft=draft)
     certain = sum(round(item.certified.value * item.positions) for item in mine)
     wrong = [item for item in mine if item.contradicted]
     count = fmt.count(sum(item.contradicted for item in wrong))
