@@ -30,12 +30,9 @@ from alphaprof.cli.common import (
 )
 
 group = Typer()
-ReportFiles = Annotated[list[Path] | None, files("svg", "png", about="; .svg, .png: a figure of the domains")]
 Margin = Annotated[
     float, Option(metavar="X", min=0, max=1, help="Allowed loss of tokens per round, as a share: 0.03 is 3%.")
 ]
-CheckFormat = Annotated[Literal["terminal", "json", "md", "html", "junit"] | None, formats("junit")]
-CheckFiles = Annotated[list[Path] | None, files("junit", about=", .xml (JUnit)")]
 
 
 def _completed(incomplete: str) -> list[str]:
@@ -43,17 +40,6 @@ def _completed(incomplete: str) -> list[str]:
     from alphaprof.report.sections import ALL, NAMES
 
     return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
-
-
-Sections = Annotated[
-    list[str] | None,
-    output(
-        "--show",
-        metavar="SECTION",
-        help="Print this section: drafts, gammas, causes, load, notes, legend... or all (repeatable; or with commas).",
-        autocompletion=_completed,
-    ),
-]
 
 
 @command(
@@ -64,9 +50,17 @@ Sections = Annotated[
 )
 def report(
     run: RunFolder,
-    sections: Sections = None,
+    sections: Annotated[
+        list[str] | None,
+        output(
+            "--show",
+            metavar="SECTION",
+            help="Print this section: drafts, gammas, causes, load, notes, legend... or all (repeatable; or with commas).",
+            autocompletion=_completed,
+        ),
+    ] = None,
     form: Format = None,
-    out: ReportFiles = None,
+    out: Annotated[list[Path] | None, files("svg", "png", about="; .svg, .png: a figure of the domains")] = None,
     overrides: QuestionChanges = None,
     rules: Annotated[
         list[str] | None,
@@ -119,8 +113,8 @@ def check(
         Option(metavar="FILE[#ENTRY]", help="Published acceptance lengths that the run should hold."),
     ] = None,
     undecided: Undecided = "pass",
-    form: CheckFormat = None,
-    out: CheckFiles = None,
+    form: Annotated[Literal["terminal", "json", "md", "html", "junit"] | None, formats("junit")] = None,
+    out: Annotated[list[Path] | None, files("junit", about=", .xml (JUnit)")] = None,
     overrides: QuestionChanges = None,
 ) -> None:
     """Check a run in CI: exit code 0 pass, 10 fail, 11 undecided (with --undecided fail), 12 not comparable.

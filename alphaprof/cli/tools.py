@@ -81,23 +81,6 @@ def validate(
     require_within(answer, undecided_fails=undecided == "fail")
 
 
-EngineRate = Annotated[
-    float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine reports.")
-]
-AcceptanceLength = Annotated[
-    float | None, Option("--acceptance-length", help="Instead of alpha: tokens per round, as model cards state it.")
-]
-DepthRates = Annotated[
-    str | None, Option(help="Instead of alpha: shares of rounds that accepted at least 1, 2, ... drafts: 0.8,0.6,0.5.")
-]
-Gamma = Annotated[
-    int | None,
-    Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or up to that of a given rate or length."),
-]
-TargetConfig = Annotated[Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")]
-DraftConfig = Annotated[Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")]
-
-
 @command(
     group,
     "alphaprof predict --alpha 0.75 --cost 0.04",
@@ -109,18 +92,31 @@ def predict(
     cost: Annotated[float | None, Option(help="Cost of a draft step, in decode steps of the target (c).")] = None,
     alpha: Annotated[float | None, Option(help="Share of positions with a proposal at which it is kept.")] = None,
     coverage: Annotated[float, Option(help="Beside --alpha: share of positions with a proposal (prompt lookup).")] = 1.0,
-    rate: EngineRate = None,
-    length: AcceptanceLength = None,
-    rates: DepthRates = None,
+    rate: Annotated[
+        float | None, Option("--accepted-per-drafted", help="Instead of alpha: the acceptance rate an engine reports.")
+    ] = None,
+    length: Annotated[
+        float | None, Option("--acceptance-length", help="Instead of alpha: tokens per round, as model cards state it.")
+    ] = None,
+    rates: Annotated[
+        str | None, Option(help="Instead of alpha: shares of rounds that accepted at least 1, 2, ... drafts: 0.8,0.6,0.5.")
+    ] = None,
     at_gamma: Annotated[int | None, Option(help="Gamma of the given rate or length; default: --gamma.")] = None,
-    gamma: Gamma = None,
+    gamma: Annotated[
+        int | None,
+        Option(metavar="N", help="Drafted tokens per round; default: 1 to 8, or up to that of a given rate or length."),
+    ] = None,
     verify: Annotated[float, how(help="Verification of a round, in decode steps (v).")] = 1.0,
     overhead: Annotated[float, how(help="All other costs of a round, in decode steps.")] = 0.0,
     path_overhead: Annotated[
         float, how(help="What plain decoding slows down by on the path that the draft needs (0.1: 10%).")
     ] = 0.0,
-    target_config: TargetConfig = None,
-    draft_config: DraftConfig = None,
+    target_config: Annotated[
+        Path | None, Option(readable=False, help="Instead of --cost: config.json of the target.")
+    ] = None,
+    draft_config: Annotated[
+        Path | None, Option(readable=False, help="config.json of the draft: an EAGLE-3 head, or a model.")
+    ] = None,
     accelerator: Annotated[str, how(help="The device to compute costs for (docs/costs.md).")] = "h200",
     preset: Annotated[
         str, how(help="Engine whose overheads to add: sglang-h200, vllm-0.11, none, or a JSON file.")

@@ -195,10 +195,13 @@ class Check:
         yield from (f"not judged: {short(left.domain)} ({left.reason})" for left in self.unjudged)
         yield from (Verdict("note", f": {message}; {note.remedy}") for message, note in once_a_code(self.notes))
         if self.golden is not None:
-            yield Small(
-                f"bounds: two-sided, together at {fmt.level(self.confidence)} (Bonferroni); over rounds with a draft."
+            yield from map(
+                Small,
+                (
+                    f"bounds: two-sided, together at {fmt.level(self.confidence)} (Bonferroni); over rounds with a draft.",
+                    "pass: every golden length lies within the run's bounds; the file has no bounds of its own.",
+                ),
             )
-            yield Small("pass: every golden length lies within the run's bounds; the file has no bounds of its own.")
             return
         level, deciding = fmt.level(self.confidence), "every" if self.baseline is None else "the first"
         together = "over all thresholds" if self.baseline is None else "of the domains together"

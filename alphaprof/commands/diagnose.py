@@ -400,8 +400,7 @@ def diagnose(
         reason = f"{loss} of the accepted drafts would have shown"
         reason += "".join(f"; but {text}" for text in [*likely.values()][:1])
     reason += f"; {trimmed}" if trimmed else ""
-    if not told:
-        reason += f", if these are shares of {ASSUMED:,} rounds: give --rounds"
+    reason += "" if told else f", if these are shares of {ASSUMED:,} rounds: give --rounds"
     return Diagnosis(
         run=side.label,
         server=known.about,

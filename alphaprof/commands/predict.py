@@ -146,9 +146,14 @@ class Prediction:
         yield Small("alpha: share of positions with a proposal where it is kept; does not depend on gamma.")
         if self.coverage < 1:
             yield Small("coverage: share of positions with a proposal; without one a round is a decode step of one token.")
-        yield Small("accepted/drafted: the acceptance rate of engines; depends on gamma and is not alpha.")
-        yield Small("tokens/round: emitted by a round, the target's own included (engines: mean acceptance length).")
-        yield Small("break-even: tokens/round at a speedup of 1 (the cost of a round in decode steps), and its alpha.")
+        yield from map(
+            Small,
+            (
+                "accepted/drafted: the acceptance rate of engines; depends on gamma and is not alpha.",
+                "tokens/round: emitted by a round, the target's own included (engines: mean acceptance length).",
+                "break-even: tokens/round at a speedup of 1 (the cost of a round in decode steps), and its alpha.",
+            ),
+        )
 
 
 def build_prediction(
@@ -455,8 +460,7 @@ def _draft_shape(
 def _read_of(path: Path, config: Mapping[str, Any], shape: ModelShape, form: DraftForm, declared: bool) -> str:
     """Return what a config says, in words. `declared`: the bytes of its weights are those that it declares."""
     size = f"{fmt.number(shape.parameters / 1e9)}B parameters"
-    if shape.experts:
-        size += f", {fmt.number(shape.active_parameters / 1e9)}B of them for a token"
+    size += f", {fmt.number(shape.active_parameters / 1e9)}B of them for a token" if shape.experts else ""
     sizes = {"weights": shape.weight_bytes, "experts": shape.expert_bytes, "head": shape.head_bytes}
     each = ", ".join(f"{name} {value:.3g} B" for name, value in sizes.items() if value)
     found = quantization_of(decoder_of(config)) if declared and (form.whole or form.module) else None

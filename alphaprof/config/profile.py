@@ -67,7 +67,6 @@ BENCHMARKS: dict[str, dict[str, Any]] = {
         "domain": {"column": "category"},
     },
 }
-NO_PATH = "spec-bench needs path: the question.jsonl of github.com/hemingkx/Spec-Bench (data/spec_bench)"
 
 
 class DomainColumn(Options):
@@ -147,7 +146,7 @@ class SourceOptions(Options):
         if not isinstance(given, dict) or (published := BENCHMARKS.get(str(given.get("benchmark")))) is None:
             return given
         if "path" not in given | published:
-            raise ValueError(NO_PATH)
+            raise ValueError("spec-bench needs path: the question.jsonl of github.com/hemingkx/Spec-Bench (data/spec_bench)")
         return published | given
 
     @field_validator("prompt", "system")

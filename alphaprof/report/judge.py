@@ -196,8 +196,7 @@ class Judge:
         reason = decision.reason
         if question.draft == AUTO and timing.times:
             reason += "".join(f"; {draft} was left out: {why}" for draft, why in timing.missing.items())
-        if question.stand_in:
-            reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}"
+        reason += f"; {IMPORT_DECIDES.format(question.served_dtype)}" if question.stand_in else ""
         timed = best if best is not None and best[0] in timing.times else None
         named = decision.tested.named if decision.tested else None
         free = _tokens_per_round(candidates, best, mix) if best is not None else None

@@ -217,8 +217,7 @@ def compare(
     heads = [side.label for side in (first, second) if side.run.manifest.drafts[side.draft].by_depth]
     notes = [f"alpha of {' and '.join(heads)} is accept@1 (first drafts only): compare tokens per round"] if heads else []
     one, two = (side.run.manifest.profile.target.attn_implementation or "the default" for side in (first, second))
-    if changed is None and odd:
-        notes.append(f"the targets differ ({', '.join(odd)})")
+    notes += [f"the targets differ ({', '.join(odd)})"] if changed is None and odd else []
     notes += [f"attn_implementation of the target is {one} in the first, {two} in the second"] if one != two else []
     return Comparison(
         first=first.label,

@@ -187,13 +187,10 @@ def export(
         )
         raise OptionInvalid(problem, f"name another: --gamma {' or '.join(map(str, allowed))}")
     rates_at(scope, served.gamma)  # it must propose something
-    warnings = [*_differences(scope, served), *scope.incomplete]
-    if decision.verdict != "GO":
-        warnings.append(f"{decision.verdict}: {decision.reason}")
-    notes = list(_assumptions(scope, served))
-    if schedule is not None and to not in SCHEDULED:
-        notes.append(f"gamma by concurrency: --to {ADAPTIVE}")
-    return Artefact(WRITERS[to](served), tuple(notes), tuple(warnings))
+    doubt = [f"{decision.verdict}: {decision.reason}"] if decision.verdict != "GO" else []
+    more = [f"gamma by concurrency: --to {ADAPTIVE}"] if schedule is not None and to not in SCHEDULED else []
+    warnings = (*_differences(scope, served), *scope.incomplete, *doubt)
+    return Artefact(WRITERS[to](served), (*_assumptions(scope, served), *more), warnings)
 
 
 def export_step_costs(

@@ -172,8 +172,8 @@ class Validation:
         if not self.in_engine:
             yield Small("other: removing rejected tokens from the caches (predicted); everything between steps (measured).")
         if lossy:
-            yield Small("excess regret: nats per token lost compared to the target's decoding; check on your own task")
-            yield Small("whether that is good enough.")
+            regret = "excess regret: nats per token lost compared to the target's decoding; check on your own task"
+            yield from map(Small, (regret, "whether that is good enough."))
 
 
 def require_within(validation: Validation, undecided_fails: bool) -> None:
@@ -374,9 +374,8 @@ class TimedPair:
         The median over repeats of each document, summed over documents. If the texts are equal, as in float32, this is
         the ratio of the times.
         """
-        if not (self.plain_tokens.sum() > 0 and self.drafted_tokens.sum() > 0):
-            return None
-        if not (self.plain.sum(1).all() and self.drafted.sum(1).all()):  # a clock whose ticks are longer than that
+        sums = (self.plain_tokens.sum(), self.drafted_tokens.sum(), *self.plain.sum(1), *self.drafted.sum(1))
+        if not all(sums):  # nothing was decoded, or by a clock whose ticks are longer than that
             return None
         ratio = np.median(self.plain, axis=0).sum() / np.median(self.drafted, axis=0).sum()
         return float(ratio * self.drafted_tokens.sum() / self.plain_tokens.sum())

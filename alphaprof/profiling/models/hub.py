@@ -117,16 +117,15 @@ def opened(reference: str) -> Iterator[pa.NativeFile]:
         plain = shown(reference.partition("?")[0])  # a signature may follow
         raise DataUnreadable(f"{plain} is not the address of a file", hint)
     _require_format(reference)
-    message, hint = f"{reference} does not exist", "check the names of its bucket, folder and file: a source is one file"
     try:
         with storage.opened(name) as file:
             yield file
-            return
     except FileNotFoundError:
-        pass
+        raise DataUnreadable(
+            f"{reference} does not exist", "check the names of its bucket, folder and file: a source is one file"
+        ) from None
     except RunUnreadable as error:
-        message, hint = error.message, error.hint
-    raise DataUnreadable(message, hint)
+        raise DataUnreadable(error.message, error.hint) from None
 
 
 def _require_hub_id(reference: str) -> None:

@@ -546,8 +546,8 @@ def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool
     yield f"  certified but rejected: {count} of {fmt.count(certain)} certified positions, all rules together"
     if wrong:
         where = ", ".join(f"{fmt.short(item.domain)} ({item.rule})" for item in wrong)
-        yield f"  this should be impossible: {where}"
-        yield "  do not trust the logged divergences there; please report this as a bug, with the profile"
+        please = "  do not trust the logged divergences there; please report this as a bug, with the profile"
+        yield from (f"  this should be impossible: {where}", please)
     yield ""
 
 

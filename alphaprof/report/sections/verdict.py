@@ -45,10 +45,9 @@ def _engine_free(report: RunReport) -> Iterator[str]:
     traffic, answer = report.traffic, report.answer
     setting = f"draft {answer.draft}, rule {answer.rule}, gamma {answer.gamma}"
     emits = fmt.interval(answer.tokens_per_round)
-    where, served = "On any engine", traffic.served_dtype
-    if served is not None:  # of a target in another dtype than the served one, not there
-        where += f" that serves the target in {report.run.dtype}, not in {served}"
-    yield f"{where}, {setting}: a round emits {emits} tokens,"
+    served = traffic.served_dtype  # of a target in another dtype than the served one, not there
+    there = f" that serves the target in {report.run.dtype}, not in {served}" if served is not None else ""
+    yield f"On any engine{there}, {setting}: a round emits {emits} tokens,"
     yield "and is faster if it costs less than that many plain decode steps."
     if traffic.break_even_length is not None:
         here = fmt.number(traffic.break_even_length)
