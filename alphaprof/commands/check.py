@@ -350,9 +350,9 @@ def _check_decision(asked: Asked) -> Check:
     answer, traffic = judged.traffic()
     outcome = VERDICTS[str(answer.verdict)]
     items: tuple[Item, ...] = ()
-    if answer.speedup is not None:
-        judged_by = traffic.min_speedup, *vars(answer.speedup).values()
-        items = (Item("speedup", WHOLE, answer.draft, answer.gamma, *judged_by, answer.held_out, outcome),)
+    if (found := answer.speedup) is not None:
+        item = partial(Item, "speedup", WHOLE, answer.draft, answer.gamma, traffic.min_speedup)
+        items = (item(found.value, found.low, found.high, answer.held_out, outcome),)
     return Check(
         outcome=outcome,
         notes=_notes(asked, [(item.domain, item.pool) for item in judged.pools], speedup=True),

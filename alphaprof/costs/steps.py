@@ -18,6 +18,7 @@ import numpy as np
 from alphaprof.costs.rounds import NOTHING, StepTime, StepTimes
 from alphaprof.costs.timing import autocorrelation, step_times
 from alphaprof.stats.estimate import Array
+from alphaprof.stats.grouping import grouped
 
 TARGET, PATH = "target", "path"
 
@@ -191,10 +192,8 @@ def _with_autocorrelation(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
     """Return the rows with the autocorrelation of the rounds of their batch and context, where it is not known yet."""
     if all(row.autocorrelation is not None or not row.rounds for row in rows):
         return rows
-    turns: dict[tuple[int, int], list[tuple[str, Sequence[float]]]] = {}
-    for row in rows:
-        if row.rounds and row.step != "prefill":
-            turns.setdefault((row.batch, row.context), []).append((row.step, row.rounds))
+    timed = (row for row in rows if row.rounds and row.step != "prefill")
+    turns = grouped(((row.batch, row.context), (row.step, row.rounds)) for row in timed)
     known = {place: autocorrelation(steps) for place, steps in turns.items()}
     return tuple(replace(row, autocorrelation=known.get((row.batch, row.context), 0.0)) for row in rows)
 

@@ -23,9 +23,10 @@ from alphaprof.errors import AlphaprofError, OptionInvalid, WorkerFailed
 from alphaprof.profiling import profile as road
 from alphaprof.profiling.checks import ADDRESS, as_measured, require_ray
 from alphaprof.profiling.shard import Advance, Loaded, Progress, ShardRows, ShardTexts, score_shard, write_shard
-from alphaprof.profiling.texts.corpus import Ids, Staged, documents_of
+from alphaprof.profiling.texts.corpus import Staged, documents_of
 from alphaprof.run.manifest import Manifest, Shard
 from alphaprof.run.reader import Run
+from alphaprof.run.split import Ids
 from alphaprof.run.storage import address_of, storage_of
 from alphaprof.run.writer import RunWriter
 from alphaprof.totals.files import write_totals

@@ -57,7 +57,6 @@ from alphaprof.profiling.texts.continuations import Continuation, continuation_t
 from alphaprof.profiling.texts.corpus import (
     UNUSED,
     Corpus,
-    Ids,
     Reused,
     Staged,
     StagedRun,
@@ -81,6 +80,7 @@ from alphaprof.run.manifest import (
 from alphaprof.run.notes import note
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import ENGINE_COLUMNS, LATENCY_COLUMNS
+from alphaprof.run.split import Ids
 from alphaprof.run.storage import address_of, storage_of
 from alphaprof.run.writer import FREE, RunWriter
 from alphaprof.totals.documents import require_weights

@@ -171,11 +171,11 @@ def train(
     storage.remove(CHECKPOINT)
     # Profile it on the test part, with the other options of the profile.
     tree = options.model_dump(mode="json") | {name: run.manifest.config[name] for name in ("data", "continuation")}
-    changed = {
+    update = {
         "drafts": {HEAD: Eagle3Draft(kind="eagle3", model=str(out.absolute()))},
         "decision": options.decision.model_copy(update={"draft": "auto"}),
     }
-    options = type(options).model_validate(tree).model_copy(update=changed)
+    options = type(options).model_validate(tree).model_copy(update=update)
     resume = LocalStorage(out / TESTED).has(MANIFEST)
     reuse = None if resume else Path(run_name)
     return profile(options, out / TESTED, progress, resume, reuse, units=frozenset(parts.units[TEST]))

@@ -19,6 +19,7 @@ from alphaprof.rules import BoundRule, rules_of
 from alphaprof.run.manifest import Hybrid
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array
+from alphaprof.stats.grouping import grouped
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents, mean_context, observed_weights, require_weights, strata_of
 from alphaprof.totals.files import DraftTotals
@@ -191,7 +192,4 @@ class Evidence:
 
 def by_domain(pools: Sequence[tuple[str, DocumentTotals]]) -> dict[str, DocumentTotals]:
     """By domain, the pools of all its kinds of text as one."""
-    parts: dict[str, list[DocumentTotals]] = {}
-    for domain, pool in pools:
-        parts.setdefault(domain, []).append(pool)
-    return {domain: merged(several) for domain, several in parts.items()}
+    return {domain: merged(several) for domain, several in grouped(pools).items()}

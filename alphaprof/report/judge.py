@@ -37,6 +37,7 @@ from alphaprof.report.verdict import (
 from alphaprof.rules import rules_of
 from alphaprof.stats.estimate import Interval, by_cluster, distinct, pooled_share, present, rank_correlation
 from alphaprof.stats.gates import holm
+from alphaprof.stats.grouping import grouped
 from alphaprof.totals.pool import DocumentTotals, accepted_of
 
 ALONE = Mix(("",), (1.0,))  # one domain
@@ -104,10 +105,8 @@ class Judge:
     @cached_property
     def _largest(self) -> dict[str, int]:
         """The largest gamma of each draft: the largest that all drafts have rounds of, if they have one in common."""
-        own: dict[str, set[int]] = {}
-        for draft, gamma in self._question.options(self.every, self._gammas):
-            own.setdefault(draft, set()).add(gamma)
-        common = set.intersection(*own.values()) if own else set[int]()
+        own = grouped(self._question.options(self.every, self._gammas))
+        common = set.intersection(*map(set, own.values())) if own else set[int]()
         return {draft: max(common or gammas) for draft, gammas in own.items()}
 
     def _untimed(self, reason: str) -> Decision:

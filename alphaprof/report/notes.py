@@ -15,6 +15,7 @@ from alphaprof.run.manifest import CHAIN, Manifest, left_out_remedy
 from alphaprof.run.notes import NOTES, concerns_of, note
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import unseen
+from alphaprof.stats.grouping import grouped
 from alphaprof.totals.pool import DocumentTotals
 
 TIES, MISMATCHES, IMPOSSIBLE = 0.01, 0.01, 0.005  # shares of positions from which on they are worth saying
@@ -169,8 +170,5 @@ def _cost_notes(cost: Cost, facts: RunFacts) -> Found:
 
 def once_a_code(notes: Iterable[Note]) -> Iterator[tuple[str, Note]]:
     """Yield the first note of each code, with how many others of the code there are in its message."""
-    by_code: dict[str, list[Note]] = {}
-    for each in notes:
-        by_code.setdefault(each.code, []).append(each)
-    for first, *same in by_code.values():
+    for first, *same in grouped((each.code, each) for each in notes).values():
         yield first.message + (f" (and {many(len(same), 'more note')} like it)" if same else ""), first

@@ -20,6 +20,7 @@ from alphaprof.report.verdict import judge
 from alphaprof.run.manifest import LOG_PROMPTS, NO_PROMPT, PARTIAL, ModelFacts
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, by_cluster, present
+from alphaprof.stats.grouping import grouped
 from alphaprof.stats.paired import inverse_difference, share_difference, weighted_inverse_difference
 from alphaprof.totals.count import TotalsRequest, policies
 from alphaprof.totals.documents import SETTINGS, Documents, Units
@@ -167,9 +168,7 @@ def over_domains(
     """Return texts of one rule by domain, with the shares of their domains by `given` weights if these name them all; else
     all as one, without shares.
     """
-    domains: dict[str, list[TextPair]] = {}
-    for text in texts:
-        domains.setdefault(text.domain, []).append(text)
+    domains = grouped((text.domain, text) for text in texts)
     total = sum(given[name] for name in domains) if given and set(domains) <= set(given) else 0.0
     if not given or not total:
         return [TextPair.together("", texts)], None

@@ -12,6 +12,7 @@ from alphaprof.report.loads import AtLoad
 from alphaprof.rules import parse_rule
 from alphaprof.run.manifest import DraftFacts
 from alphaprof.stats.estimate import Interval
+from alphaprof.stats.grouping import grouped
 
 FEW = 20  # drafts: a share of fewer says little
 FEW_MARK = "'"
@@ -97,9 +98,7 @@ def by_text(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Group results of any rules by the name of their text. Text that the target did not write is marked as off-policy
     if the domain has text of that kind that it wrote.
     """
-    texts: dict[tuple[str, str, str, bool], list[Result]] = {}
-    for result in results:
-        texts.setdefault((result.domain, result.continuation, str(result.sampling), result.own), []).append(result)
+    texts = grouped(((each.domain, each.continuation, str(each.sampling), each.own), each) for each in results)
     names: dict[str, list[Result]] = {}
     for (*kind, own), same in texts.items():
         name = text_name(same[0], results, off_policy=not own and (*kind, True) in texts)

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from alphaprof.run.schema import Column, arrow_schema, violations
+from alphaprof.stats.grouping import grouped
 
 Rows = tuple[int, int]  # the first one, and how many
 
@@ -46,11 +47,8 @@ def totals_content(blocks: Iterable[Sequence[pa.Table]], columns: Sequence[Colum
     }
     with pq.ParquetWriter(buffer, schema, **options) as writer:
         for tables in blocks:
-            places = dict[str, list[tuple[pa.Table, Rows]]]()
-            for table in tables:
-                for rule, where in _rows_by_rule(table).items():
-                    places.setdefault(rule, []).append((table, where))
-            for rule, found in places.items():  # one at a time: its rows are copies
+            places = ((rule, (table, where)) for table in tables for rule, where in _rows_by_rule(table).items())
+            for rule, found in grouped(places).items():  # one at a time: its rows are copies
                 rows = pa.concat_tables(_of_rows(*part, rule) for part in found).combine_chunks()
                 _require_declared(rows, columns, shown)
                 writer.write_table(rows, row_group_size=len(rows))

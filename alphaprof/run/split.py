@@ -16,6 +16,7 @@ import numpy as np
 
 from alphaprof.errors import DataEmpty
 from alphaprof.run.reader import Run
+from alphaprof.stats.grouping import grouped
 
 PARTS = TRAIN, STOP, TEST = "train", "stop", "test"
 SHARES = {STOP: 0.1, TEST: 0.1}  # of the units of each domain; the rest is to train on
@@ -96,9 +97,7 @@ def split(texts: Sequence[RunText], learned: Collection[str] = ()) -> Split:
     """
     groups, known = groups_of(texts), set(learned)
     first = {text.unit: text.domain for text in reversed(texts)}
-    domains: dict[str, set[tuple[str, ...]]] = {}
-    for members in groups.values():
-        domains.setdefault(first[members[0]], set()).add(members)
+    domains = grouped((first[members[0]], members) for members in dict.fromkeys(groups.values()))
     units: dict[str, list[str]] = {part: [] for part in PARTS}
     notes = []
     for domain, found in sorted(domains.items()):
@@ -147,9 +146,7 @@ def groups_of(texts: Sequence[RunText]) -> dict[str, tuple[str, ...]]:
         join(text.unit, prompts.setdefault(text.prompt.tobytes(), text.unit))
     for one, other in _near_copies(texts):
         join(texts[one].unit, texts[other].unit)
-    members: dict[int, list[str]] = {}
-    for unit, place in number.items():
-        members.setdefault(find(place), []).append(unit)
+    members = grouped((find(place), unit) for unit, place in number.items())
     return {unit: tuple(members[find(place)]) for unit, place in number.items()}
 
 
@@ -184,9 +181,7 @@ def _hashes(ids: Ids, size: int) -> Hashes:
 
 def _common(shingles: Sequence[Hashes], units: Sequence[str]) -> Hashes:
     """Return the shingles that more than `COMMON` of the units have."""
-    by_unit: dict[str, list[Hashes]] = {}
-    for unit, each in zip(units, shingles, strict=True):
-        by_unit.setdefault(unit, []).append(each)
+    by_unit = grouped(zip(units, shingles, strict=True))
     every = np.concatenate([np.unique(np.concatenate(parts)) for parts in by_unit.values()])
     found, counts = np.unique(every, return_counts=True)
     return found[counts >= max(FEWEST, int(COMMON * len(by_unit)) + 1)]

@@ -16,6 +16,7 @@ import pyarrow as pa
 from alphaprof.errors import ProfileInvalid, shown
 from alphaprof.run.manifest import Manifest
 from alphaprof.stats.estimate import Array, Interval, distinct, pooled_share
+from alphaprof.stats.grouping import grouped
 from alphaprof.totals.count import policies
 
 HASH = re.compile("[0-9a-fA-F]{64}")
@@ -270,9 +271,7 @@ def mean_context(documents: pa.Table) -> float | None:
 
 def over_domains(groups: Sequence[TextGroup]) -> list[TextGroup]:
     """Merges the groups of one kind of text over all domains; the domain of what it returns is empty."""
-    kinds: dict[tuple[str, str, str], list[TextGroup]] = {}
-    for group in groups:
-        kinds.setdefault((group.continuation, group.policy, str(group.sampling)), []).append(group)
+    kinds = grouped(((group.continuation, group.policy, str(group.sampling)), group) for group in groups)
 
     def merged(same: list[TextGroup]) -> TextGroup:
         rows, cluster = (np.concatenate(parts) for parts in zip(*((part.rows, part.cluster) for part in same), strict=True))

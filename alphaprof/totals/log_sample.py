@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array
+from alphaprof.stats.grouping import grouped
 from alphaprof.totals.count import SHAPED, Shape, array_of
 from alphaprof.totals.documents import Documents
 
@@ -108,10 +109,7 @@ def shards(
 
 def gathered(parts: Iterable[Mapping[Name, Array]]) -> dict[Name, Array]:
     """Return arrays of shards, joined by name; nothing without a shard."""
-    found: dict[Name, list[Array]] = {}
-    for part in parts:
-        for name, values in part.items():
-            found.setdefault(name, []).append(values)
+    found = grouped(named for part in parts for named in part.items())
     return {name: np.concatenate(values) for name, values in found.items()}
 
 

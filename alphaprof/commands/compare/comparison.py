@@ -25,6 +25,7 @@ from alphaprof.report.pairing import (
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run, RunDraft
 from alphaprof.stats.estimate import Array, Interval, distinct
+from alphaprof.stats.grouping import grouped
 
 MARGIN = 0.03  # share of tokens per round that a draft may lose under another target
 MORE, LESS, SAME = "more", "less", "no clear difference"
@@ -169,9 +170,7 @@ def _which_accepts_more(comparison: Comparison) -> Iterator[str]:
         why = "the two have no gamma in common" if comparison.gamma is None else "no rule has rounds on this text"
         yield f"{why}: the table compares alpha"
     if len(texts) > 1:
-        words: dict[str, list[str]] = {}
-        for name, tokens in texts:
-            words.setdefault(_word(tokens.difference), []).append(name)
+        words = grouped((_word(tokens.difference), name) for name, tokens in texts)
         yield "by domain: " + "; ".join(
             f"{word} in {', '.join(names[:MOST])}" + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
             for word, names in words.items()
@@ -282,12 +281,10 @@ def _overall(run: Run, texts: Sequence[TextPair], gammas: Sequence[int], confide
     """Yield the differences over all domains together, one for each rule that has rounds and each kind of text: domains by
     the shares of the run's decision if it names them all, otherwise as the documents have them.
     """
-    kinds: dict[tuple[str, str, str], dict[str, list[TextPair]]] = {}
-    for text in texts:
-        if text.has_rounds:
-            kind = (text.first.policy, str(text.first.sampling), text.rule)
-            kinds.setdefault(kind, {}).setdefault(text.domain, []).append(text)
-    for (_, _, rule), domains in kinds.items():
+    with_rounds = [text for text in texts if text.has_rounds]
+    kinds = grouped(((text.first.policy, str(text.first.sampling), text.rule), text) for text in with_rounds)
+    for (_, _, rule), mine in kinds.items():
+        domains = grouped((text.domain, text) for text in mine)
         same = [text for texts in domains.values() for text in texts]
         chosen, weights = over_domains(same, run.manifest.profile.decision.weights)
         yield OverallDifference(

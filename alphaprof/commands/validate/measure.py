@@ -25,9 +25,10 @@ from alphaprof.profiling.decoding.speculative import (
 )
 from alphaprof.profiling.profile import in_memory, profile_with_models, time_steps_of
 from alphaprof.profiling.shard import Plan, Progress
-from alphaprof.profiling.texts.corpus import Document, Ids
+from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule, decoded_rule, parse_rule
 from alphaprof.run.reader import Run
+from alphaprof.run.split import Ids
 from alphaprof.run.writer import RunWriter
 
 

@@ -19,8 +19,9 @@ from alphaprof.profiling.models.load import Model
 from alphaprof.profiling.models.processing import draw, weights_of
 from alphaprof.profiling.scoring.statistics import distribution, proposal_columns
 from alphaprof.profiling.shard import Loaded
-from alphaprof.profiling.texts.corpus import Document, Ids
+from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import GREEDY, SAMPLED, BoundRule
+from alphaprof.run.split import Ids
 from alphaprof.totals.replay import Ints
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -35,7 +35,6 @@ from alphaprof.profiling.models.memory import free_memory
 from alphaprof.profiling.timing.latency import (
     KEY,
     MOST_PREFILLS,
-    Array,
     BudgetSpent,
     Timed,
     cells_of,
@@ -47,6 +46,7 @@ from alphaprof.profiling.timing.latency import (
 from alphaprof.profiling.timing.steppers import NotTimed
 from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.run.schema import ENGINE_COLUMNS, LATENCY_COLUMNS, arrow_schema
+from alphaprof.stats.estimate import Array
 
 if TYPE_CHECKING:
     from alphaprof.config.options import MeasuredCosts, VllmOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,8 +16,10 @@ from transformers import LogitsProcessorList
 from alphaprof.errors import OutOfMemory
 from alphaprof.profiling.models.load import Model, is_out_of_memory
 from alphaprof.profiling.models.processing import Sampler, uniforms
-from alphaprof.profiling.texts.corpus import Document, Ids, document_of, stored
+from alphaprof.profiling.texts.corpus import Document, document_of, stored
 from alphaprof.run.schema import CONTINUATION_COLUMNS, arrow_schema
+from alphaprof.run.split import Ids
+from alphaprof.stats.grouping import grouped
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -102,24 +104,16 @@ def generation_batches(documents: Sequence[Document], budget: int) -> Iterator[l
     As large as the budget allows: a batch more costs a step for each of its tokens, padding only a part of the first.
     """
     written = [document for document in documents if document.given is None]
-    for group in grouped(written, lambda document: (document.max_new_tokens, document.processing)):
+    for group in grouped(((each.max_new_tokens, each.processing), each) for each in written).values():
         for indices in batches([len(item.prompt) + (item.max_new_tokens or 0) for item in group], budget):
             yield [group[index] for index in indices]
 
 
 def scoring_batches(continuations: Sequence[Continuation], budget: int) -> Iterator[list[Continuation]]:
     """Yield continuations in batches of one processing and of so similar length that little of them is padding."""
-    for group in grouped(continuations, lambda item: item.document.processing):
+    for group in grouped((item.document.processing, item) for item in continuations).values():
         for indices in batches([item.tokens for item in group], budget, PADDING):
             yield [group[index] for index in indices]
-
-
-def grouped(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
-    """Return items that share a key, in the order in which keys occur."""
-    groups: dict[Hashable, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
 
 
 @torch.inference_mode()

@@ -48,6 +48,7 @@ from alphaprof.run.manifest import Manifest, left_out_remedy
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import PROMPT_COLUMNS, arrow_schema
 from alphaprof.run.split import Ids, unit_of
+from alphaprof.stats.grouping import grouped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,9 +121,7 @@ class SourceRead:
 
     def bad_rows(self, path: str) -> str:
         """Return how many rows are bad, with the first and their reasons; empty if there are none."""
-        alike: dict[str, list[str]] = {}
-        for bad in self.shown:
-            alike.setdefault(str(bad), []).append(bad.where)
+        alike = grouped((str(bad), bad.where) for bad in self.shown)
         reasons = "; ".join(cut(f"{', '.join(places)} {reason}", MESSAGE) for reason, places in alike.items())
         rows = "1 row" if self.rows == 1 else f"{self.rows:,} rows"
         return f"{self.bad:,} of {rows} of {path} cannot be used: {reasons}" if self.bad else ""

@@ -30,7 +30,6 @@ from alphaprof.costs.timing import (
 )
 from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.load import Model, is_out_of_memory
-from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.profiling.timing.steppers import (
     NotTimed,
     TimedStep,
@@ -42,6 +41,7 @@ from alphaprof.profiling.timing.steppers import (
     stepper,
 )
 from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
+from alphaprof.run.split import Ids
 from alphaprof.stats.estimate import Array
 
 WARM_UP, LEAST_WARM_UP = 3, 1

@@ -22,8 +22,8 @@ from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.profiling.models.load import NOISE, Model, is_out_of_memory, kept_logits
 from alphaprof.profiling.models.private import CACHE
 from alphaprof.profiling.models.teacher_forced import recorded
-from alphaprof.profiling.texts.corpus import Ids
 from alphaprof.rules import GAMMA_LIMIT
+from alphaprof.run.split import Ids
 
 LONGEST_STEP = GAMMA_LIMIT + 1
 CHUNK = 512  # bases that are read at a time while a head's cache is filled

@@ -24,6 +24,7 @@ from alphaprof.rules import GREEDY, SAMPLED, BoundRule, rules_of
 from alphaprof.run.manifest import DraftFacts, ModelFacts
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Array, Interval, pooled_share
+from alphaprof.stats.grouping import grouped
 from alphaprof.theory.certificates import strict_thresholds
 from alphaprof.totals.count import Shape, TotalsRequest, array_of, columns_of
 from alphaprof.totals.documents import TextGroup
@@ -249,11 +250,8 @@ def draw(report: RunReport) -> Iterator[Block]:
         if any(item.ceiling is not None for item in items):
             columns["alpha\nat most"] = lambda item: fmt.share(item.ceiling)
         columns |= {name.replace(" ", "\n", 1): partial(_share_of, name=name) for name in names}
-        largest: dict[tuple[str, str], list[str]] = {}  # domains by the cause that they lose most to
-        for item in items:
-            if item.causes:
-                cause = max(item.causes, key=lambda cause: cause.share.value)
-                largest.setdefault((cause.name, cause.remedy), []).append(fmt.short(item.domain))
+        most = [(max(item.causes, key=lambda cause: cause.share.value), item.domain) for item in items if item.causes]
+        largest = grouped(((cause.name, cause.remedy), fmt.short(domain)) for cause, domain in most)
         below = [
             f"  {', '.join(dict.fromkeys(domains))} most to {name}; what would help: {remedy}"
             for (name, remedy), domains in largest.items()

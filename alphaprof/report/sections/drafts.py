@@ -9,6 +9,7 @@ from alphaprof.render.blocks import Block, Figure, Table, Verdict, table_of
 from alphaprof.report.answer import Result
 from alphaprof.report.build import RunReport
 from alphaprof.report.wording import alpha_name, formula, judged, of_best
+from alphaprof.stats.grouping import grouped
 from alphaprof.totals.count import by_chance
 
 TITLE = "every draft by domain, at its best gamma"
@@ -65,14 +66,10 @@ def _by_domain(title: str, results: Sequence[Result], every: Sequence[Result], a
     unneeded = {"coverage"} if covered else {"iid formula"}
     if alpha != "alpha":  # the formula takes acceptance for the same at every depth
         unneeded |= {"iid formula"}
-    undecided: dict[str, list[str]] = {}
-    needed = []
-    for result in (result for result in results if result.verdict == "UNDECIDED"):
-        if result.documents_needed is None:
-            undecided.setdefault(result.remedy or result.reason, []).append(fmt.short(result.domain))
-        else:
-            needed.append(f"{fmt.short(result.domain)} {fmt.count(result.documents_needed)}")
-    reasons = [f"  {', '.join(domains)}: {reason}" for reason, domains in undecided.items()]
+    undecided = [(each, fmt.short(each.domain), each.documents_needed) for each in results if each.verdict == "UNDECIDED"]
+    needed = [f"{domain} {fmt.count(count)}" for _, domain, count in undecided if count is not None]
+    why = grouped((each.remedy or each.reason, domain) for each, domain, count in undecided if count is None)
+    reasons = [f"  {', '.join(domains)}: {reason}" for reason, domains in why.items()]
     if needed:
         reasons.insert(0, f"  documents of a new run for an 80% chance of a verdict: {', '.join(needed)}")
     shown = {name: cell for name, cell in columns.items() if name not in unneeded}

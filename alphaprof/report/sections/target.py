@@ -33,6 +33,7 @@ from alphaprof.stats.estimate import (
     ratio,
     share_interval,
 )
+from alphaprof.stats.grouping import grouped
 from alphaprof.theory.certificates import SLACK, beta_bound, budget, margin_thresholds, strict_thresholds
 from alphaprof.totals.count import READ, Columns, Shape, TotalsRequest, columns_of
 from alphaprof.totals.documents import TextGroup, over_domains
@@ -529,9 +530,7 @@ def _certificate_blocks(found: Certificates, cut: Set[str], uncertified: Set[str
 
 def _certified_positions(draft: str, mine: Sequence[Certificate], averaged: bool) -> Iterator[Block]:
     """Yield what is certain of a draft. `averaged`: whether its divergence has a mean."""
-    texts: dict[tuple[str, str, str, bool], list[Certificate]] = {}
-    for item in mine:
-        texts.setdefault((item.domain, item.continuation, str(item.sampling), item.on_policy), []).append(item)
+    texts = grouped(((item.domain, item.continuation, str(item.sampling), item.on_policy), item) for item in mine)
     names = text_names([same[0] for same in texts.values()], mine)
     certified, rejected = (
         [(name, {item.rule: cell(item) for item in same}) for name, same in zip(names, texts.values(), strict=True)]
