@@ -47,6 +47,7 @@ def cases(folder: Path) -> None:
     configs["mtp"] = configs["mtp_target"] = target | MTP
     for name in ("assistant", "target"):
         configs[f"gemma4_{name}"] = json.loads((golden / "gemma4_assistant" / name / "config.json").read_text())
+    configs["gemma4_target"]["global_head_dim"] = 32  # as its head_dim: SGLang reads one for all layers
     for name, config in configs.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
@@ -180,11 +181,12 @@ def sglang() -> Check:
             args.resolve_once()
         view = resolved_view(args)
         found = [f"{view.speculative_algorithm}, {view.speculative_num_draft_tokens} draft tokens"]
-        greedy = view.speculative_algorithm == "DFLASH" and case["rule"] in ("lossless", "block")
+        greedy = view.speculative_algorithm in ("DFLASH", "FROZEN_KV_MTP") and case["rule"] in ("lossless", "block")
+        drafts = f"({view.speculative_algorithm} drafts greedily)"
         if view.speculative_use_rejection_sampling:
-            found.append("ignored: rejection sampling (DFLASH drafts greedily)" if greedy else "rejection sampling")
+            found.append(f"ignored: rejection sampling {drafts}" if greedy else "rejection sampling")
         if getattr(view, "speculative_use_block_verification", False):
-            found.append("ignored: block verification (DFLASH drafts greedily)" if greedy else "block verification")
+            found.append(f"ignored: block verification {drafts}" if greedy else "block verification")
         if case["to"] == "sglang-adaptive":
             if view.speculative_adaptive:
                 from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams

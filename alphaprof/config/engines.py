@@ -24,7 +24,8 @@ class Method:
     `name`: its word for it; `rules`: that it applies; `whole`: those that draw drafts need one with all of the target's
     tokens; `schedule`: it can draft fewer tokens in a larger batch; `multiples`: more drafts than the target has modules
     must be a multiple of them; `runner`: which part of the engine runs it, if it has two; `options`: what else it must be
-    told; `sized`: an option that it needs gamma in, too; `confident`: what stops its drafts is a confidence of their own.
+    told; `sized`: an option that it needs gamma in, too; `confident`: what stops its drafts is a confidence of their own;
+    `picked`: the rules for drafts that are drawn from candidates whatever is asked (none: as `rules`).
     """
 
     name: str
@@ -36,6 +37,7 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     sized: str = ""
     confident: bool = False
+    picked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ SGLANG = Engine(
         "eagle3": Method("EAGLE3", EVERY, whole=True, schedule=True),
         "mtp": Method("NEXTN", EVERY, whole=True, schedule=True),
         "gemma4_assistant": Method("NEXTN"),  # which becomes FROZEN_KV_MTP by the files, and has no rejection sampling
-        "dflash": Method("DFLASH"),  # takes both options of rejection sampling, and drafts greedily all the same
+        # Takes both options of rejection sampling, and drafts greedily all the same: but for DFlash2, which always samples.
+        "dflash": Method("DFLASH", picked=("strict", "lossless", "block")),
         "dspark": Method("DSPARK", EVERY, sized="--speculative-dspark-block-size"),
     },
     {
@@ -118,9 +121,9 @@ SGLANG_OLDER = replace(
     SGLANG,
     versions=("0.5.15",),
     methods={
-        kind: replace(method, rules=tuple(rule for rule in method.rules if rule != "block"))
+        kind: replace(method, rules=tuple(rule for rule in method.rules if rule != "block"), picked=())
         for kind, method in SGLANG.methods.items()
-        if kind != "dspark"
+        if kind not in ("dspark", "gemma4_assistant")
     },
 )
 LLAMACPP = Engine(

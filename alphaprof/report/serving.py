@@ -30,6 +30,8 @@ def why_not_served(engine: Engine, facts: DraftFacts, rule: str, p_min: float = 
     for bound in [parse_rule(name) for name in rule.split(" and ") if name != "auto"]:
         if not bound.rule.chained:
             return f"{engine.name} does not apply rule {bound.id}"
+        if bound.name == "one_hot" and bound.name not in method.rules:
+            return f"{engine} always samples drafts of candidates (DFlash2), but {bound.id} takes their top tokens"
         applied, few = bound.name in method.rules, method.whole and facts.reduced_vocabulary
         if not bound.rule.drawn or not facts.has_distribution or (applied and not few):
             continue

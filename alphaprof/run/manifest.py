@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -258,7 +258,9 @@ class DraftFacts(ModelFacts):
 
     def method_in(self, engine: Engine) -> Method | None:
         """Return how an engine drafts as it does; None: it does not."""
-        return None if engine.name in self.foreign else engine.methods.get(self.kind)
+        method = None if engine.name in self.foreign else engine.methods.get(self.kind)
+        picks = method is not None and method.picked and "candidates" in self.reading
+        return replace(method, rules=method.picked) if method is not None and picks else method
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -294,6 +294,10 @@ DRAFTS: dict[str, tuple[dict[str, Any], str]] = {
     "speculators": (NESTED_LAYERS, "dflash"),
     "dspark": (LAYERS | {"architectures": ["Qwen3DSparkModel"], "block_size": 16, "target_layer_ids": [1, 9]}, "dspark"),
     "dflash2": (DFLASH | {"architectures": ["DFlash2DraftModel"]}, "dflash2"),
+    "gemma": (
+        {"model_type": "gemma4_assistant", "backbone_hidden_size": 4096, "text_config": TARGET | {"hidden_size": 256}},
+        "gemma4 assistant",
+    ),
 }
 
 

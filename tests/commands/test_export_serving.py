@@ -29,7 +29,7 @@ from alphaprof.costs.timing import step_times
 from alphaprof.errors import OptionInvalid
 from alphaprof.report.build import build_report
 from alphaprof.report.scope import scope_of
-from alphaprof.report.serving import paste_formats
+from alphaprof.report.serving import paste_formats, why_not_served
 from alphaprof.run.manifest import Imported
 from alphaprof.run.reader import Run, RunDraft
 from tests.commands.test_export import RECIPE, STORY, by_batch, table, written
@@ -455,6 +455,8 @@ BOTH = ("vllm-config", "sglang-args")
 MODEL, LOOKUP, HEAD = draft_facts("small"), lookup_facts("lookup"), head_facts("head", 3, reduced_vocabulary=False)
 REDUCED = dataclasses.replace(HEAD, reduced_vocabulary=True)
 PARALLEL = dataclasses.replace(HEAD, kind="p_eagle", in_one_step=True)
+DFLASH2 = dataclasses.replace(HEAD, kind="dflash", in_one_step=True, reading={"candidates": "8 a row"})
+GEMMA, DSPARK = (dataclasses.replace(HEAD, kind=kind) for kind in ("gemma4_assistant", "dspark"))
 ALL = (*BOTH, "llamacpp-args")
 SKIP = dataclasses.replace(MODEL, kind="layer_skip")
 POOLED = dataclasses.replace(LOOKUP, foreign=("vLLM",))
@@ -473,6 +475,11 @@ SERVED = {
     "in one step": (PARALLEL, "one_hot", BOTH[:1]),
     "in one step, drawn": (PARALLEL, "lossless", BOTH[:1]),
     "in one step, in blocks": (PARALLEL, "block", ()),  # vLLM's V1 runner ignores it
+    "candidates, greedy text": (DFLASH2, "strict", ALL),
+    "candidates, their top tokens": (DFLASH2, "one_hot", ("vllm-config", "llamacpp-args")),  # SGLang always draws from them
+    "candidates, drawn": (DFLASH2, "block", BOTH),
+    "an assistant": (GEMMA, "one_hot", BOTH),
+    "an assistant, drawn": (GEMMA, "lossless", BOTH[:1]),
     "layers of the target": (SKIP, "strict", ()),
     "a rule of no engine": (MODEL, "additive_0p1", ()),
     "trees": (MODEL, "tree_2", ()),
@@ -485,3 +492,12 @@ SERVED = {
 def test_a_format_is_offered_where_its_engine_does_what_was_measured(name: str) -> None:
     facts, rule, expected = SERVED[name]
     assert paste_formats(facts, rule) == expected
+
+
+def test_llamacpp_stops_dspark_by_another_number_than_a_p_min() -> None:
+    (llamacpp, _), words = (
+        FORMATS["llamacpp-args"],
+        "llama.cpp stops dspark drafts at a confidence of their own, not at a p_min",
+    )
+    assert why_not_served(llamacpp, DSPARK, "strict", 0.4) == words
+    assert why_not_served(llamacpp, HEAD, "strict", 0.4) == why_not_served(llamacpp, DSPARK, "strict") == ""
