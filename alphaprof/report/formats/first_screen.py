@@ -105,8 +105,8 @@ def _about(report: Report) -> Iterator[str]:
     answer, traffic = report.answer, report.traffic
     needed = f"threshold {traffic.min_speedup:g}x"
     if answer.draft is None or answer.speedup is None:
-        yield from filter(None, (_tokens_first(report),))
         yield f"speedup not known, {needed}"
+        yield from filter(None, (_tokens_first(report),))
         return
     where = " overall" if len(report.domains) > 1 else ""
     faster = speedup_text(answer.speedup, traffic.min_speedup, "x")
