@@ -2,13 +2,13 @@
 """Does it pay to verify fewer drafts when they look bad? Policies of engines, played on the rounds of a finished run.
 
     python scripts/research/adaptive.py profile PROFILE.yaml RUN       (default: adaptive.yaml beside this file)
-    python scripts/research/adaptive.py study RUN DRAFT:KIND [...] [--gpus a100-80gb ...] [--loads 1 4 ...] [--splits 10]
+    python scripts/research/adaptive.py study RUN DRAFT:KIND [...] [--gpus a100-80gb ...] [--loads 1 4 ...] [--splits 6]
 
 `profile` is `alphaprof profile`, but the log of a draft named `own` holds the confidences of its DSpark head in place of its
 log-odds. `study` needs a log of greedy text in which heads read their own drafts: there a round from every position is known
 whole, how many drafts it accepts, and how sure the head was of each. KIND is what a draft costs: head (an EAGLE-3 head of
 Llama-3.1-8B), block (a DSpark drafter of five layers; with a fixed K its rounds are those of dspark1, 2, 3, 5 and 7) or
-lookup.
+lookup. In place of a draft, a number draws a head with so many tokens per round of seven drafts, as good ones have.
 
 Policies, on a batch whose sequences come one after the other from the documents, in float64:
 
@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from scipy.optimize import brentq
 
 import alphaprof
 from alphaprof.config.options import RooflineCosts
@@ -45,7 +46,7 @@ from alphaprof.costs.steps import StepTable
 
 Array = np.ndarray[Any, Any]
 MOST, CONTEXT = 7, 1024
-LOADS = (1, 4, 8, 16, 32, 64, 128, 256)
+LOADS, DEPTHS = (1, 4, 16, 64, 256), (1, 2, 3, 5, 7)
 FIXED, EMA, ADAPTIVE, ORACLE = range(4)
 REFIT, DAMPING, RIDGE, SURE = 100, 50.0, 1e-3, 40.0
 SLOPE, BIAS = 0.5, -0.2  # where vLLM's estimator starts
@@ -95,6 +96,23 @@ class Rounds:
         start = np.flatnonzero(log["position"].to_numpy() == 0)
         counts = (np.minimum(log[name].to_numpy(np.int64), MOST) for name in ("accepted_run", "proposed"))
         return cls(*counts, np.clip(odds, -SURE, SURE), start, np.append(start[1:], len(log)))
+
+    @classmethod
+    def drawn(cls, length: float, seed: int = 0) -> Rounds:
+        """Of a head that is not there, with `length` tokens per round of MOST drafts, on 120 texts of 200 tokens. It is as
+        sure as it is right; its log-odds tell drafts apart as well as vLLM says of DeepSeek-V4's (an AUC of 0.85).
+        """
+        random, start = np.random.default_rng(seed), np.arange(120) * 200
+        text, within = random.normal(0, 0.75, (120, 1, 1)), random.normal(0, 1.6, (120, 200, MOST))
+        chances, left = random.random((120, 200, MOST)), 200 - np.arange(200)
+
+        def rounds(level: float) -> Rounds:
+            odds = level + text + within
+            right = (chances < 1 / (1 + np.exp(-odds))).cumprod(2).sum(2)
+            accepted = np.minimum(right, left).reshape(-1)
+            return cls(accepted, np.full(24_000, MOST), odds.reshape(-1, MOST), start, start + 200)
+
+        return rounds(brentq(lambda level: rounds(level).replayed(np.arange(120), MOST)[0] - length, -6, 9, xtol=1e-3))
 
     def replayed(self, documents: Array, gamma: int) -> tuple[float, float]:
         """Return tokens and drafts per round of these documents with a fixed gamma."""
@@ -272,7 +290,7 @@ class Study:
         rounds = self.fixed[gamma] if policy in (FIXED, EMA) and gamma else self.adaptive
         given = np.array([1.0, *[0.0] * gamma] if self.own else [SLOPE, *[BIAS] * gamma])
         slot = max(size for size in CANDIDATES if size <= batch)
-        steps = 4 * max(400, 8000 // batch)
+        steps = 4 * max(250, 4000 // batch)
         tokens, ms, drafts = played(
             policy, gamma, rounds.accepted, rounds.proposed, rounds.odds, rounds.start[documents], rounds.stop[documents],
             batch, costs.draft, costs.verify, costs.padded, np.array(CANDIDATES[slot]), given, not self.own, steps,
@@ -291,7 +309,7 @@ class Study:
             for batch, each in zip(loads, costs, strict=True)
         ])  # fmt: skip
         usual = gammas[np.log(expected / expected[:, :1])[[batch <= 64 for batch in loads]].mean(0).argmax()]
-        depths = (MOST,) if self.kind == "block" else range(1, MOST + 1)
+        depths = (MOST,) if self.kind == "block" else DEPTHS
         for batch, each, per_gamma in zip(loads, costs, expected, strict=True):
             by_load, given = gammas[per_gamma.argmax()], (batch, each)
             best = max(depths, key=lambda depth, given=given: self.play(ADAPTIVE, depth, choose, *given)[0])
@@ -379,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study.add_argument("drafts", nargs="+")
     study.add_argument("--gpus", nargs="*", default=["a100-80gb", "h100-sxm", "h20"])
     study.add_argument("--loads", nargs="*", type=int, default=LOADS)
-    study.add_argument("--splits", type=int, default=10)
+    study.add_argument("--splits", type=int, default=6)
     study.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if options.part == "profile":
@@ -390,10 +408,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     for pair in options.drafts:
         draft, _, kind = pair.partition(":")
-        rounds = Rounds.of(options.run, draft)
-        fixed = dict.fromkeys(range(1, MOST + 1), rounds)
-        if kind == "block":
-            fixed = {k: Rounds.of(options.run, f"dspark{k}") for k in (1, 2, 3, 5, 7)}
+        rounds = Rounds.drawn(float(draft)) if draft[0].isdigit() else Rounds.of(options.run, draft)
+        fixed = {k: Rounds.of(options.run, f"dspark{k}") if kind == "block" else rounds for k in DEPTHS}
         for gpu in options.gpus:
             print(f"\n{draft}, {gpu}\n")
             for line in table(Study(gpu, kind, fixed, rounds, draft == "own"), options.loads, options.splits, options.seed):
