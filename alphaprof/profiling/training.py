@@ -41,6 +41,7 @@ from alphaprof.run.place import TRAINING
 from alphaprof.run.reader import Run
 from alphaprof.run.split import PARTS, STOP, TEST, TRAIN, RunText, learnable, split, texts_of
 from alphaprof.run.storage import LocalStorage, writing
+from alphaprof.stats.grouping import filled
 from alphaprof.totals.pool import decoded_totals
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -300,17 +301,11 @@ def restore(path: Path, weights: dict[str, Any], optimizer: torch.optim.Optimize
 
 
 def steps_of(sizes: Sequence[int], batch_tokens: int, seed: int) -> Iterator[list[int]]:
-    """Yield without end the texts of each step: all texts in an order of its own for each epoch, as many as hold
+    """Return without end the texts of each step: all texts in an order of its own for each epoch, as many as hold
     `batch_tokens` of `sizes`, one at least. A step may go over the end of an epoch.
     """
-    step, tokens = list[int](), 0
-    for epoch in itertools.count():
-        for index in np.random.default_rng([seed, epoch]).permutation(len(sizes)).tolist():
-            step.append(index)
-            tokens += sizes[index]
-            if tokens >= batch_tokens:
-                yield step
-                step, tokens = [], 0
+    epochs = (np.random.default_rng([seed, epoch]).permutation(len(sizes)).tolist() for epoch in itertools.count())
+    return filled(((index, sizes[index]) for epoch in epochs for index in epoch), batch_tokens)
 
 
 def backward(

@@ -20,39 +20,28 @@ from alphaprof.run.reader import COPY, Run
 from alphaprof.run.schema import Column, arrow_schema, hybrid_totals_columns
 from alphaprof.run.storage import reading
 from alphaprof.run.writer import RunWriter
+from alphaprof.stats.grouping import filled
 from alphaprof.totals.count import SHAPED, Counts, TotalsRequest, columns_of, counts, needs_log, table_of
 from alphaprof.totals.hybrid import hybrid_positions
 
 ENOUGH = 32_768  # documents of a row group, if there are as many
 LOOKAHEAD = 2  # pieces that are counted ahead for each core
-POSITIONS = 2**17  # that are counted at once, in arrays of a MiB each; more of them are no faster
+POSITIONS = 2**17  # counted at once, in arrays of a MiB each: more are no faster, fewer cost the interpreter's time
 
 
 def write_totals(run: RunWriter) -> None:
     """Count the totals of all drafts from the position log, and write them. The next manifest names them."""
     request = TotalsRequest(run.rules, run.gammas)
     for draft in run.manifest.drafts:
-        run.write_totals(draft, _blocks(counted(run, draft, request, run.totals_columns)))
-
-
-def _blocks(tables: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
-    """Yield tables of `ENOUGH` documents together, and the last ones."""
-    block, rows = list[pa.Table](), 0
-    for table in tables:
-        block.append(table)
-        rows += len(pc.unique(table["document"]))
-        if rows >= ENOUGH:
-            yield block
-            block, rows = [], 0
-    if block:
-        yield block
+        tables = counted(run, draft, request, run.totals_columns)
+        run.write_totals(draft, filled(((table, len(pc.unique(table["document"]))) for table in tables), ENOUGH))
 
 
 def counted(run: Run, draft: str, request: TotalsRequest, columns: Sequence[Column]) -> Iterator[pa.Table]:
     """Yield totals that are counted from the position log on all cores, one table of documents after the other."""
     threads, coming = ThreadPoolExecutor((os.cpu_count() or 1) + 1), deque[Future[Counts]]()
     try:
-        for several in _together(run):
+        for several in filled(((shard.index, shard.positions) for shard in run.shards), POSITIONS):
             coming.append(threads.submit(_compute, run, draft, several, request))
             if len(coming) > LOOKAHEAD * (os.cpu_count() or 1):
                 yield table_of(coming.popleft().result(), columns)
@@ -102,17 +91,6 @@ class DraftTotals:
         """Return what `read_totals` does, of some columns or all."""
         tables = list(self.tables(request, columns))
         return pa.concat_tables(tables) if tables else arrow_schema(_columns(self.run, self.draft, columns)).empty_table()
-
-
-def _together(run: Run) -> Iterator[list[int]]:
-    """Yield shards, in their order, of `POSITIONS` together: counting small ones costs mostly the interpreter's time."""
-    several, positions = list[int](), 0
-    for shard in run.shards:
-        several.append(shard.index)
-        positions += shard.positions
-        if positions >= POSITIONS or shard.index == run.shards[-1].index:
-            yield several
-            several, positions = [], 0
 
 
 def _compute(run: Run, draft: str, indices: Sequence[int], request: TotalsRequest) -> Counts:
