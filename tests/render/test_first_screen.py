@@ -274,16 +274,6 @@ def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> Non
     assert list(verdict.draw(confined("chat", "code")))[-1] == line
 
 
-def test_a_go_says_how_to_serve_its_one_draft_and_another_verdict_does_not(two: Run) -> None:
-    go, undecided = asked(two, "decision.min_speedup=0.1"), asked(two, "costs.source=none")
-    assert (go.answer.verdict, undecided.answer.verdict) == ("GO", "UNDECIDED")
-    command = f"alphaprof export {two.path}:{go.answer.draft} --gamma {go.answer.gamma} --to vllm-config"
-    assert (go.answer.draft, first_screen(go).serve) == ("ngram", (command, ""))
-    assert [line for line in as_first_screen(go).splitlines() if "export" in line] == [f"Serve  {command}"]
-    assert first_screen(undecided).serve is None
-    assert first_screen(asked(two, "decision.min_speedup=9")).serve is None
-
-
 def test_gammas_without_a_clear_difference_stand_below_the_verdict(two: Run) -> None:
     report = asked(two, "decision.min_speedup=0.1")
 
@@ -340,24 +330,3 @@ def test_every_format_draws_a_verdict_that_holds_for_its_domain_alone(form: str,
     marked = {"terminal": "GO*", "md": r"GO\*", "html": "GO*", "json": '"adjusted": "UNDECIDED"'}[form]
     assert text.count(marked) >= len(alone)
     assert ("for all 2 domains together" in text) == (form != "json")
-
-
-def test_it_says_what_would_settle_domains_and_which_drafts_reach_the_threshold_nowhere(two: Run) -> None:
-    report = asked(two, "decision.min_speedup=9")
-    needed = [
-        dataclasses.replace(item, answer=dataclasses.replace(item.answer, verdict="UNDECIDED", documents_needed=count))
-        for item, count in zip(report.domains, (60, 1200), strict=True)
-    ]
-    below = first_screen(changed(report, domains=tuple(needed))).table.below
-    first, second = (item.answer.domain for item in report.domains)
-    assert f"to settle: a new run with about 60 documents of {first}, 1,200 of {second} (80% chance)" in below
-    assert "below 9x in every domain: small, ngram" in "; ".join(below)
-    timed = [
-        dataclasses.replace(
-            item,
-            answer=dataclasses.replace(item.answer, verdict="UNDECIDED", documents_needed=None, remedy="time more rounds"),
-        )
-        for item in report.domains
-    ]
-    below = first_screen(changed(report, domains=tuple(timed))).table.below
-    assert f"to settle {first}, {second}: time more rounds" in below
