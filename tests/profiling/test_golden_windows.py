@@ -220,6 +220,25 @@ def test_dspark_of_speculators_with_a_vocabulary_of_its_own_has_the_same_logits_
         torch.testing.assert_close(reduced.network.logits(one[depth - 1][0], depth), whole)
 
 
+def test_dflash2_of_speculators_is_read_from_its_own_keys(stories15m: Path, tmp_path: Path) -> None:
+    """Which lie at the top level, where z-lab has them in dflash_config, and count the target's layers from 1."""
+    config = json.loads((NAMES["dflash2"] / "config.json").read_text())
+    layers, own = config["dflash_config"].pop("target_layer_ids"), config.pop("dflash_config")
+    written = own | {
+        "architectures": ["DFlash2DraftModel"],
+        "speculators_model_type": "dflash2",
+        "transformer_layer_config": {key: config[key] for key in config if key != "architectures"},
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in layers],
+        "sliding_window_non_causal": not config["is_causal"],
+    }
+    (tmp_path / "model.safetensors").symlink_to(NAMES["dflash2"] / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    run = asked("dflash2", tmp_path / "run", stories15m, 7, model=str(tmp_path), check_wiring=False)
+    facts = run.manifest.drafts["head"]
+    assert (facts.architecture, facts.reading["layout"], facts.foreign) == ("DFlash2", "speculators", ("SGLang",))
+    assert rounds(run, 7) == [recorded(text, 7) for text in TEXTS["dflash2"]]
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {  # changes of a config.json, by words of the refusal
     "markov_head_type \\S+lstm": ("dspark", {"markov_head_type": "lstm"}),
     "markov_rank -1": ("dspark", {"markov_rank": -1}),
