@@ -19,7 +19,7 @@ import yaml
 
 from alphaprof.cli.exchange import ExportFormat
 from alphaprof.commands.export.engines import WRITERS, Schedule, export, trtllm_schedule
-from alphaprof.commands.export.formats import ABOUT, LENGTHS, PROFILE, RATES, TEXTS
+from alphaprof.commands.export.formats import ABOUT, LENGTHS, PROFILE, RATES, STEP_COSTS, TEXTS
 from alphaprof.commands.export.rates import export_lengths, export_profile, export_rates
 from alphaprof.config.engines import FORMATS
 from alphaprof.costs.rounds import free_draft
@@ -132,7 +132,7 @@ def length_of(found: dict[str, Any], reader: str) -> float:
 
 def test_every_format_has_a_choice_on_the_command_line() -> None:
     assert set(WRITERS) == set(FORMATS)
-    assert [choice.value for choice in ExportFormat] == list(ABOUT) == [*WRITERS, RATES, LENGTHS, PROFILE, TEXTS]
+    assert [choice.value for choice in ExportFormat] == list(ABOUT) == [*WRITERS, STEP_COSTS, RATES, LENGTHS, PROFILE, TEXTS]
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -474,4 +474,4 @@ def test_a_speculation_profile_has_the_identities_of_its_schema(run: Run, mixed:
 def test_the_page_names_every_format_and_every_rate() -> None:
     page = (Path(__file__).parents[2] / "docs" / "exports.md").read_text()
     named = [field.name for field in dataclasses.fields(GammaRates)]
-    assert [name for name in [*WRITERS, RATES, LENGTHS, PROFILE, TEXTS, *named] if f"`{name}`" not in page] == []
+    assert [name for name in [*WRITERS, STEP_COSTS, RATES, LENGTHS, PROFILE, TEXTS, *named] if f"`{name}`" not in page] == []
