@@ -11,6 +11,7 @@ import transformers
 
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.models.kinds import DraftModel, layer_skip
+from alphaprof.profiling.models.private import RELEASE
 from alphaprof.profiling.models.teacher_forced import TeacherForced, recorded
 from alphaprof.profiling.timing.steppers import NotTimed, Stepper, stepper
 from tests.conftest import slow
@@ -195,6 +196,7 @@ def test_a_recurrent_state_that_is_not_taken_back_is_seen(monkeypatch: pytest.Mo
         stepper(DraftModel("target", net, "model", "t"), np.arange(30, dtype=np.int32), 1, 5)
 
 
+@pytest.mark.skipif(RELEASE >= (5, 24), reason="takes steps back since")
 def test_a_model_without_attention_is_not_timed() -> None:
     net = transformers.AutoModelForCausalLM.from_config(transformers.MambaConfig(hidden_size=32, num_hidden_layers=2)).eval()
     with torch.inference_mode(), pytest.raises(NotTimed, match=r"target \(MambaForCausalLM\) cannot undo steps"):

@@ -24,6 +24,7 @@ from alphaprof.profiling.models.draft import Draft
 from alphaprof.profiling.models.identity import shape_of
 from alphaprof.profiling.models.kinds import DraftModel, PromptLookup
 from alphaprof.profiling.models.load import Model, load_model
+from alphaprof.profiling.models.private import RELEASE
 from alphaprof.profiling.models.quantised import stored_bytes
 from alphaprof.profiling.models.teacher_forced import TeacherForced
 from alphaprof.profiling.scoring.scorer import Scorer
@@ -218,7 +219,13 @@ def head_on(model: Model, folder: Path) -> Any:
     return eagle.loaded(eagle.written(folder, described, eagle.tensors(described)), model)
 
 
+def _skip_where_the_network_itself_fails(name: str) -> None:
+    if name == "Llama-4" and RELEASE == (5, 24):
+        pytest.skip("transformers 5.24 asks the decoder's output of Llama 4 for those of images")
+
+
 def test_text_is_written_and_scored_as_by_the_network_itself(served: tuple[str, Any, Model]) -> None:
+    _skip_where_the_network_itself_fails(served[0])
     name, network, model = served
     assert type(model.network).__name__ == ARCHITECTURES[name].loaded
     assert TeacherForced(model).chunked
@@ -239,6 +246,7 @@ def test_text_is_written_and_scored_as_by_the_network_itself(served: tuple[str, 
 def test_heads_read_the_hidden_states_that_the_network_puts_out(
     served: tuple[str, Any, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _skip_where_the_network_itself_fails(served[0])
     _, network, model = served
     head, seen = head_on(model, tmp_path), []
     states = head.network.states
