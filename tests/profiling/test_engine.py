@@ -584,7 +584,7 @@ def test_a_dry_run_starts_no_engine_to_time_steps(
     monkeypatch.setenv("FAKE_VLLM_DIES", "ValueError: started")
     profile = written_profile(tmp_path, str(fake), str(stories15m))
     greedy = "continuation={kind: greedy, max_new_tokens: 8}"
-    result = invoke("profile", profile, "--dry-run", "--limit", "6", "--set", greedy)
+    result = invoke("profile", profile, "--dry-run", "--limit", "6", "--set", greedy, "--format", "json")
     assert result.exit_code == 0, result.output
     assert "timing its steps takes up to 20 s" in " ".join(result.output.split())
 
