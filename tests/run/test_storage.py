@@ -575,10 +575,16 @@ def test_variables_that_cannot_be_used_are_named(
 
 
 @pytest.mark.parametrize("variable", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID"])
-def test_an_account_of_azure_needs_one_way_to_prove_it(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_of_azure_needs_one_way_to_prove_it_and_one_of_google_none(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv(variable, "c2VzYW1l")
     assert isinstance(storage_of("abfs://container/run"), storage.ObjectStorage)
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(storage.fs, "GcsFileSystem", lambda **options: made.append(options))
+    storage_of("gs://bucket/run")
+    assert made == [{"retry_time_limit": storage.PATIENCE}]
 
 
 @on_servers
