@@ -14,7 +14,7 @@ from alphaprof.run.reader import Run
 from alphaprof.totals.count import TotalsRequest
 from alphaprof.totals.documents import Documents
 from alphaprof.totals.files import read_totals
-from alphaprof.totals.pool import DocumentTotals, pooled_columns, pools
+from alphaprof.totals.pool import DocumentTotals, merged, pooled_columns, pools
 from tests.loops import each
 from tests.synthetic import Domain, Recipe, write_run
 
@@ -75,6 +75,17 @@ def test_documents_in_another_order(run: Run) -> None:
     place = np.argsort(other["document"])
     for name in plain.columns:
         assert np.array_equal(other[name][place], plain[name], equal_nan=True)
+
+
+def test_pools_of_one_domain_are_one_with_the_text_of_the_first(run: Run) -> None:
+    totals = read_totals(run, "small", TotalsRequest(["additive_0p1"], run.gammas), pooled_columns(run.gammas))
+    found = dict(pools(totals, Documents.of(run.documents()), "additive_0p1", run.gammas))
+    for first, second in (("code", "story"), ("story", "code")):
+        whole = merged([found[first], found[second]])
+        assert (whole.policy, whole["document"].tolist()) == (
+            found[first].policy,
+            [*found[first]["document"], *found[second]["document"]],
+        )
 
 
 def test_documents_that_totals_lack_are_a_bug(run: Run) -> None:
