@@ -62,6 +62,7 @@ def test_drafters_that_are_not_measured_are_known_by_name(name: str, tmp_path: P
     with pytest.raises(ModelUnloadable, match=r"its config\.json is that of .*, which is not measured here") as refused:
         require_kind("draft x", "eagle3", of(folder))
     assert "alphaprof import" in str(refused.value.hint)
+    assert not recognized({"architectures": [name]}, ()).counted
     assert recognized({"architectures": ["UnoQwenForCausalLM", "Unobtainium"]}, ()).name == "uno"
     assert recognized({"architectures": ["UnobtainiumForCausalLM"]}, ()) is heads.MODEL
 

@@ -18,7 +18,7 @@ from alphaprof.config.options import TargetOptions
 from alphaprof.errors import ModelUnloadable
 from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.hub import require_model
-from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.models.load import load_model, load_tokenizer, without_advice
 from tests.loops import each
 from tests.tiny import llama
 
@@ -166,6 +166,15 @@ CARRIED = (
     "transformer.h.0.attn.attention.masked_bias",
     "transformer.h.0.attn.attention.bias",
 )
+
+
+def test_what_transformers_advises_its_callers_is_not_printed() -> None:
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    assert before < logging.ERROR
+    with without_advice():
+        assert logging.get_verbosity() == logging.ERROR
+    assert logging.get_verbosity() == before
 
 
 @pytest.mark.models
