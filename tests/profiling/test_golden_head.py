@@ -76,7 +76,9 @@ def test_every_round_is_that_of_a_real_vllm(served: Recorded, gamma: int) -> Non
     run, requests = served
     texts = [request["continuation_ids"] for request in requests]
     assert run.continuations(0)["continuation_ids"].to_pylist() == texts
-    expected = [list(vllm_rounds(request["per_step_accepted"], len(request["continuation_ids"]))) for request in requests]
+    expected = [
+        list(vllm_rounds(request["per_step_accepted"][str(gamma)], len(request["continuation_ids"]))) for request in requests
+    ]
     assert rounds(run, gamma) == expected
     assert sum(map(len, expected)) > 70 * len(requests)
 

@@ -237,6 +237,8 @@ def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_eno
     assert 1 <= len(enough) < 4  # else this run shows nothing
     assert screen.pays == f"surely above 1.3x up to {enough[-1]} at a time"
     assert first_screen(asked(two, "decision.draft=small")).load is None  # times of one concurrency alone
+    assert not any("no step times" in line for line in screen.table.below)
+    assert "no step times: ngram" in first_screen(asked(two, *table_of_engine(tmp_path, ("small",), ()))).table.below
 
 
 def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
