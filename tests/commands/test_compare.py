@@ -254,13 +254,17 @@ def test_an_interrupted_run_is_named(tmp_path: Path, run: Run) -> None:
     assert "interrupted run" in answer_text(result, "terminal", to_file=True)
 
 
-def test_a_draft_must_be_named_where_there_are_several(run: Run) -> None:
+def test_a_draft_must_be_named_where_there_are_several(run: Run, tmp_path: Path) -> None:
     with pytest.raises(OptionInvalid, match="has 2 drafts") as caught:
         side_of(str(run.path))
     assert f"{run.path}:small" in caught.value.hint
     with pytest.raises(OptionInvalid, match="has no draft 'tiny'"):
         side_of(f"{run.path}:tiny")
     assert side_of(f"{run.path}:large").draft == "large"
+    alone = write_run(tmp_path / "alone", Recipe()).path
+    assert side_of(str(alone)).draft == "small"
+    with pytest.raises(OptionInvalid, match="has no draft 'tiny'"):
+        side_of(f"{alone}:tiny")
 
 
 def test_another_attention_of_the_target_is_named(run: Run, found: Comparison, tmp_path: Path) -> None:
