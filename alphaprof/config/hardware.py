@@ -94,6 +94,7 @@ DEVICES = {
     "AMD Instinct MI300X OAM": "mi300x",
     "AMD Instinct MI350X": "mi350x",
     "AMD Instinct MI355X": "mi355x",
+    "AMD Radeon 8060S": "strix-halo",
     "AMD Radeon AI PRO R9700": "r9700",
     "AMD Radeon RX 7900 XTX": "rx-7900-xtx",
     "Intel(R) Arc(TM) Pro B60 Graphics": "arc-pro-b60",
