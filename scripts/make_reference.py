@@ -35,7 +35,8 @@ TABLES = (
     (
         "Position log of a draft head, beside the columns of every log",
         "Depth 1 is in the columns above. Shown is depth 2; there is one for each depth up to the draft's `depths`, and of "
-        "`accept` and `emitted` one for each rule that draws its drafts. `in_draft_vocabulary`: of a reduced vocabulary.",
+        "`accept` and `emitted` one for each rule that draws its drafts. `in_draft_vocabulary`: of a reduced vocabulary. "
+        "`draft_confidence`: of a DSpark drafter with a confidence head, from depth 1 on.",
         schema.HEAD_COLUMNS,
     ),
     ("Documents: `documents.parquet`", "One row per document.", schema.DOCUMENT_COLUMNS),

@@ -221,8 +221,9 @@ class DraftFacts(ModelFacts):
     Of a head, whose proposal depends on how many drafts came before it in its round: `depths`: how many it was measured for
     (None: a draft that is the same at every depth), so that the log holds columns by depth; `in_one_step`: all of its
     depths are drafted together, from one state of the target; `reduced_vocabulary`: some of the target's tokens it can never
-    propose; `own_path`: it read its own drafts where text was not sampled, so that the log holds whole rounds; `reading`:
-    how its files were read, as name and value in words; `trials`: what other readings would get accepted.
+    propose; `own_path`: it read its own drafts where text was not sampled, so that the log holds whole rounds;
+    `has_confidence`: it says of each draft how probably it is accepted, and the log holds that; `reading`: how its files
+    were read, as name and value in words; `trials`: what other readings would get accepted.
     `hybrid`: the drafts that it is made of; None: it is one by itself.
     """
 
@@ -236,6 +237,7 @@ class DraftFacts(ModelFacts):
     in_one_step: bool = False
     reduced_vocabulary: bool = False
     own_path: bool = False
+    has_confidence: bool = False
     hybrid: Hybrid | None = None
     reading: dict[str, str] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()

@@ -41,6 +41,10 @@ ODDS = (
     "Log-odds log(q/(1 - q)) of draft {} in the round that starts here, whose own drafts were read also behind a wrong one; "
     "null: none is drafted, or the text's tokens were read (sampled text)."
 )
+CONFIDENCE = (
+    "Confidence head's probability that draft {} of the round that starts here is accepted if all before it are; null: none "
+    "is drafted, or, beyond the first draft, the text's tokens were read (sampled text)."
+)
 ACCEPTS = "Probability that {0} keeps draft {1} of a round here, if reached; null: never reached, or greedy text."
 RATIOS = "q(x_t)/p(x_t) if x_t is a round's draft {} (block rules multiply it); null if accept_<rule> is."
 EMITTED = "a_t at this depth: probability that the token was draft {1}, kept by {0}; null if accept_<rule> is."
@@ -280,11 +284,12 @@ class LogRules:
     depths: int = 1
     reduced_vocabulary: bool = False
     own_path: bool = False
+    has_confidence: bool = False
 
     def of(self, draft: DraftFacts) -> LogRules:
         """Return the same for the log of one draft."""
-        depths, reduced = draft.depths or 1, draft.reduced_vocabulary
-        return replace(self, depths=depths, reduced_vocabulary=reduced, own_path=draft.own_path)
+        depths, reduced, confidence = draft.depths or 1, draft.reduced_vocabulary, draft.has_confidence
+        return replace(self, depths=depths, reduced_vocabulary=reduced, own_path=draft.own_path, has_confidence=confidence)
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -315,6 +320,8 @@ class LogRules:
         if self.own_path:
             odds = (Column(f"draft_log_odds_{d}", pa.float16(), ODDS.format(d), "nats") for d in depths)
             yield from _needing(OWN_PATH, *odds)
+        for d in range(1, self.depths + 1) if self.has_confidence else ():
+            yield from _needing(DEPTHS, _probability(f"draft_confidence_{d}", CONFIDENCE.format(d)))
         for rule in self.drawn if depths else ():
             yield from _needing(DEPTHS, *(_probability(f"accept_{rule}_{d}", ACCEPTS.format(rule, d)) for d in depths))
             blocks, kept = parse_rule(rule).rule.blocks, [f"emitted_{rule}_{d}" for d in depths]
@@ -324,7 +331,7 @@ class LogRules:
 
 
 # What the log of a head has beside the columns of every log, at depth 2; `lossless` is one of the rules that draw.
-OF_HEADS = LogRules(("lossless",), depths=2, reduced_vocabulary=True, own_path=True)
+OF_HEADS = LogRules(("lossless",), depths=2, reduced_vocabulary=True, own_path=True, has_confidence=True)
 HEAD_COLUMNS = OF_HEADS.columns[len(LogRules(("lossless",)).columns) :]
 
 

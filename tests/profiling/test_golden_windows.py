@@ -27,9 +27,13 @@ from alphaprof.profiling.heads.dflash import Walked
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.scoring.scorer import Scorer, by_document, position_table
+from alphaprof.profiling.texts.continuations import Continuation
+from alphaprof.profiling.texts.corpus import Document
 from alphaprof.profiling.timing.steppers import read
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
+from alphaprof.run.schema import LogRules
 from tests.loops import each
 from tests.profiling.golden import recorded, rounds
 from tests.profiling.test_golden_dflash import changed, profiled
@@ -174,18 +178,32 @@ def test_its_shape_is_that_of_its_config(name: str, loaded: Any) -> None:
     assert (found.parameters, found.one_pass, found.layers) == (computed.parameters, True, computed.layers)
 
 
-@torch.inference_mode()
-def test_a_confidence_is_that_of_the_authors_program(loaded: Any) -> None:
-    target, drafts = loaded["dspark"]
-    text, network = TEXTS["dspark"][0], drafts[7].network
-    ids, features = read(target, network, np.array([*text["prompt"], *text["text"]], dtype=np.int32))
-    states, found, tops = network.states(ids[None, :-1], features[None], 7, 0), list[torch.Tensor](), list[torch.Tensor]()
-    for depth in range(1, 8):
-        (state,) = states.send(tops[-1][None]) if tops else next(states)
-        found.append(network.confidence(state))
-        tops.append(network.logits(state, depth).argmax(1))
-    for start, confidences in text["confidence"]["7"]:
-        assert torch.stack(found, 1)[len(text["prompt"]) + start - 2].tolist() == pytest.approx(confidences, abs=1e-5)
+@each("gamma", (3, 7))
+def test_the_log_has_the_confidences_of_the_authors_program(gamma: int, runs: dict[str, Run], loaded: Any) -> None:
+    """Of whole rounds, in the row where each starts, null where nothing is drafted; of first drafts alone where the head
+    reads the text's tokens.
+    """
+    texts, (target, drafts) = TEXTS["dspark"], loaded["dspark"]
+    rows, names = runs["dspark"].positions(drafts[gamma].name, 0), [f"draft_confidence_{d + 1}" for d in range(gamma)]
+    logged = np.stack([rows[name].to_numpy() for name in names], 1)
+    for found, text in zip(np.split(logged, len(texts)), texts, strict=True):
+        for start, confidences in text["confidence"][str(gamma)]:
+            assert found[start] == pytest.approx(confidences, abs=1e-5)
+    batch, short = [], replace(drafts[gamma], name="short", context=90)  # some rounds draft less than gamma
+    for number, (prompt, ids) in enumerate((np.int32(text["prompt"]), np.int32(text["text"])) for text in texts):
+        document = Document(number, "a", None, 0, number, prompt, None, False, len(ids), "greedy", True, None)
+        batch.append(Continuation(document, ids, "length"))
+    for own_path in (True, False):
+        scorer = Scorer(target, [short], target.vocabulary, own_path=own_path)
+        columns, facts = scorer.score(batch)["short"], short.facts()
+        table = position_table(
+            batch, by_document(batch, columns), LogRules(("strict",)).of(facts), "short", starts_matter=True
+        )
+        known = [1 if not own_path and count else count for count in columns["proposed"]]
+        expected = np.where(np.arange(gamma) < np.reshape(known, (-1, 1)), logged, np.nan)
+        found = np.stack([table[name].to_numpy() for name in names], 1)
+        assert found == pytest.approx(expected, abs=1e-5, nan_ok=True)
+        assert len(set(known)) == (gamma + 1 if own_path else 2)
 
 
 @torch.inference_mode()
@@ -269,3 +287,4 @@ def test_deepseeks_files_of_rank_0_are_dspark_without_a_markov_head(stories15m: 
     assert facts.reading["Markov head"].startswith("none")
     assert (facts.reading["embedding"], facts.reading["block"].split(";")[0]) == ("the target's", "3 rows")
     assert facts.foreign == ("SGLang",)
+    assert not any("confidence" in name for name in run.positions("head", 0).column_names)

@@ -119,6 +119,7 @@ class HeadDraft:
             in_one_step=self.network.masks is not None,
             reduced_vocabulary=known is not None,
             own_path=self.network.own_path,
+            has_confidence=bool(self.network.confident),
             reading=self.reading,
         )
 
@@ -161,6 +162,8 @@ class HeadPass:
         self.reduced = self.ids is not None or draft.network.picks
         self.network = draft.network
         self.rounds: Callable[..., States] | None = self._rounds if draft.network.own_path else None
+        confidence, confident = draft.network.confidence, draft.network.confident
+        self.confidence: Callable[[torch.Tensor], torch.Tensor] | None = confidence if confident else None
         self._longest = None if draft.context is None else draft.context + 1  # its last row reads the token after it
 
     @torch.inference_mode()

@@ -56,7 +56,7 @@ class HeadNetwork(nn.Module, ABC):
     `config`: of its decoder layers, as transformers has it (None: it has none); `masks`: its mask rows, if it drafts from
     such (None: each depth is a step of its own); `picks`: each row has a few candidates, and the logits of other ids are
     absent; `own_path`: whether its pass over a text can follow what each round drafts; `of_logits`: weights with a row for
-    each of its logits.
+    each of its logits; `confident`: what its `confidence` reads, in a word ("": it has none).
     """
 
     layers: tuple[int, ...] = (FINAL,)
@@ -66,6 +66,7 @@ class HeadNetwork(nn.Module, ABC):
     config: Any = None
     own_path = True
     of_logits: tuple[str, ...] = ()
+    confident: str = ""
     ids: torch.Tensor | None
     vocabulary: int
 
@@ -113,6 +114,10 @@ class HeadNetwork(nn.Module, ABC):
         nothing else, unless a head reads these.
         """
         return logits
+
+    def confidence(self, states: torch.Tensor) -> torch.Tensor:
+        """Return how probably the drafts of states [n, hidden] of a depth are accepted [n], as a `confident` head says."""
+        raise NotImplementedError
 
     @abstractmethod
     def shape(self) -> ModelShape | None:

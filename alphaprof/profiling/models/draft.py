@@ -24,7 +24,8 @@ class DraftPass(Protocol):
 
     `rounds`: called as `rows`, follows what rounds draft by themselves, depth by depth. It yields what `logits` needs [n,
     ...] of the rounds whose first draft is for the token that follows a chosen one, and is sent what they draft there [n].
-    None: beyond its first wrong draft a round is not known.
+    None: beyond its first wrong draft a round is not known. `confidence`: of what `logits` needs [n, ...] of a depth, how
+    probably the draft says that these drafts are accepted [n]; None: it does not say.
     """
 
     vocabulary: int
@@ -34,6 +35,7 @@ class DraftPass(Protocol):
     reduced: bool
     reads: tuple[int, ...]
     rounds: Callable[..., States] | None
+    confidence: Callable[[torch.Tensor], torch.Tensor] | None
 
     def rows(
         self, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor, known: Mapping[int, torch.Tensor], first: int

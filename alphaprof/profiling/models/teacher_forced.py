@@ -138,6 +138,7 @@ class TeacherForced:
     by_depth = False
     depths = 1
     rounds: Callable[..., States] | None = None
+    confidence: Callable[[torch.Tensor], torch.Tensor] | None = None
     ids: torch.Tensor | None = None
     reduced = False
 

@@ -218,16 +218,19 @@ class Scorer:
         return self._by_draft(_to_host(columns), proposals, batch, layout)
 
     def _drafted(self, place: int, rounds: States, top: torch.Tensor) -> Columns:
-        """Return what the rounds of a head draft beyond `top` [n], their first drafts: by depth the token, its logit and the
-        log-odds of its probability.
+        """Return what the rounds of a head draft beyond `top` [n], their first drafts: by depth the token, its logit, the
+        log-odds of its probability, and the head's confidence if it has one.
         """
         draft, known, columns = self.drafts[place], self.ids[place], Columns()
         for depth in range(2, draft.depths + 1):
-            logits = (draft.logits(some, depth) for some in torch.split(rounds.send(top), self.head_rows))
+            states = rounds.send(top)
+            logits = (draft.logits(some, depth) for some in torch.split(states, self.head_rows))
             parts = [top_odds(some[:, : self.width if known is None else len(known)]) for some in logits]
             largest, top, odds = (torch.cat(each) for each in zip(*parts, strict=True))
             top = top if known is None else known.to(top.device)[top]
             columns |= {f"drafted_{depth}": top, f"top_logit_{depth}": largest, f"draft_log_odds_{depth}": odds}
+            if draft.confidence is not None:
+                columns[f"draft_confidence_{depth}"] = draft.confidence(states)
         return columns
 
     def _chunk(
@@ -242,6 +245,9 @@ class Scorer:
         columns = self._statistics(logits, draft_logits, ids, settings or PLAIN)
         del draft_logits
         for place, (draft, some) in enumerate(zip(self.drafts, rows[1:], strict=True)):
+            if draft.confidence is not None:
+                begun = some if some.dim() == 2 else some[:, 0]
+                columns[1 + place]["draft_confidence_1"] = draft.confidence(begun).to(logits.device)
             if draft.depths > 1 and some.dim() > 2:
                 columns[1 + place] |= self._deeper(logits[:, : self.width], place, some, ids[0], settings)
         return columns
@@ -306,8 +312,8 @@ class Scorer:
 
     def _rounds(self, columns: Arrays, draft: DraftPass, name: str, batch: Sequence[Continuation], layout: Layout) -> Arrays:
         """Return columns by depth of a head, -1 where no round of these texts has a draft at that depth, and what rounds get
-        accepted. Log-odds are of rounds that begin at a position, NaN where nothing is drafted or the text's tokens were
-        read. Raises `LogitsNotFinite`.
+        accepted. Log-odds and confidences are of rounds that begin at a position, NaN and -1 where nothing is drafted or
+        the text's tokens were read. Raises `LogitsNotFinite`.
         """
         lengths = np.array([len(item.ids) for item in batch])
         stop = np.cumsum(lengths)
@@ -324,6 +330,9 @@ class Scorer:
                 counted = proposed >= depth
                 by_depth[odds][counted] = np.clip(columns.pop(odds)[counted], -LARGEST, LARGEST)
                 columns[f"agrees_{depth}"] = columns.pop(f"drafted_{depth}")[begun] == columns["token"]
+            if draft.confidence is not None:
+                confidence = columns.get(f"draft_confidence_{depth}", np.float32(-1))
+                by_depth[f"draft_confidence_{depth}"] = np.where(proposed >= depth, confidence, -1)
             _require_finite(np.where(counted, columns.pop(f"top_logit_{depth}"), 0), name, batch, layout)
             agrees.append(columns[f"agrees_{depth}"] == 1)
             for column in (f"{each}_{depth}" for each in ("agrees", *drawn)):  # what draws reads sampled text alone
