@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from alphaprof.errors import RunExists
 from alphaprof.run.manifest import MANIFEST
-from alphaprof.run.storage import Storage
+
+if TYPE_CHECKING:
+    from alphaprof.run.storage import Storage  # pyarrow, which an existing --out is told without
 
 TRAINING = "training.json"  # the record in the folder of a head
 
