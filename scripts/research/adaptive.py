@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """Does it pay to verify fewer drafts when they look bad? Policies of engines, played on the rounds of a finished run.
 
-    python scripts/research/adaptive.py profile PROFILE.yaml RUN       (default: adaptive.yaml beside this file)
-    python scripts/research/adaptive.py study RUN DRAFT:KIND [...] [--gpus a100-80gb ...] [--loads 1 4 ...] [--splits 6]
+    python scripts/research/adaptive.py RUN DRAFT:KIND [...] [--gpus a100-80gb ...] [--loads 1 4 ...] [--splits 6]
 
-`profile` is `alphaprof profile`, but the log of a draft named `own` holds the confidences of its DSpark head in place of its
-log-odds. `study` needs a log of greedy text in which heads read their own drafts: there a round from every position is known
+RUN is a log of greedy text in which heads read their own drafts (adaptive.yaml): there a round from every position is known
 whole, how many drafts it accepts, and how sure the head was of each. KIND is what a draft costs: head (an EAGLE-3 head of
-Llama-3.1-8B), block (a DSpark drafter of five layers; with a fixed K its rounds are those of dspark1, 2, 3, 5 and 7) or
-lookup. In place of a draft, a number draws a head with so many tokens per round of seven drafts, as good ones have.
+Llama-3.1-8B), block (a DSpark drafter of five layers; with a fixed K its rounds are those of dspark1, 2, 3, 5 and 7, and
+`own` is dspark7 by its confidence head) or lookup. In place of a draft, a number draws a head with so many tokens per round
+of seven drafts, as good ones have.
 
 Policies, on a batch whose sequences come one after the other from the documents, in float64:
 
@@ -81,16 +80,20 @@ class Rounds:
 
     @classmethod
     def of(cls, run: str, draft: str) -> Rounds:
-        """Of a draft of a run. Raises `SystemExit` for one whose log does not hold whole rounds."""
-        log = alphaprof.open(run).positions(where=[("draft", "=", draft)])
+        """Of a draft of a run, or of `own`. Raises `SystemExit` for one whose log does not hold whole rounds."""
+        log = alphaprof.open(run).positions(where=[("draft", "=", "dspark7" if draft == "own" else draft)])
         log = log.sort_values(["document", "position"])
         if log.empty or log["accepted_run"].isna().any():
             raise SystemExit(f"{run} has no whole rounds of {draft}\nhint: name a head or prompt lookup, on greedy text")
-        odds = np.zeros((len(log), MOST))
+        odds, depths = np.zeros((len(log), MOST)), range(1, MOST + 1)  # prompt lookup has no confidence: log-odds of 0
+        names = [
+            f"draft_confidence_{d}" if draft == "own" else "draft_top_prob" for d in (depths if draft == "own" else [1])
+        ]
         with np.errstate(divide="ignore"):
-            top = log["draft_top_prob"].fillna(0.5).to_numpy(float)  # prompt lookup has no confidence: log-odds of 0
-            odds[:, 0] = np.log(top) - np.log1p(-top)
-        for depth in range(2, MOST + 1):
+            for place, name in enumerate(names):
+                sure = log[name].fillna(0.5).to_numpy(float)
+                odds[:, place] = np.log(sure) - np.log1p(-sure)
+        for depth in depths[len(names) :]:
             if (name := f"draft_log_odds_{depth}") in log:
                 odds[:, depth - 1] = log[name].fillna(0).to_numpy(float)
         start = np.flatnonzero(log["position"].to_numpy() == 0)
@@ -356,56 +359,16 @@ def table(study: Study, loads: Sequence[int], splits: int, seed: int) -> Iterato
         yield line(name, values[name], "{0:.2f}")
 
 
-def keep_confidences() -> None:
-    """Have logs hold, of a draft named `own`, the confidences of its DSpark head in place of its probabilities."""
-    from alphaprof.profiling.heads.draft import HeadPass
-    from alphaprof.profiling.scoring.scorer import Scorer
-
-    logits, score, seen = HeadPass.logits, Scorer.score, defaultdict[tuple[int, int], list[Any]](list)
-
-    def read(self: Any, rows: Any, depth: int = 1) -> Any:
-        if getattr(self.network, "confident", ""):
-            seen[id(self), depth].append(self.network.confidence(rows).double())
-        return logits(self, rows, depth)
-
-    def scored(self: Any, batch: Any) -> Any:
-        seen.clear()
-        columns = score(self, batch)
-        for each, draft in zip(self.drafts, self._ordered, strict=False):
-            for depth in range(1, each.depths + 1) if draft.name == "own" else ():
-                own = np.concatenate([part.numpy() for part in seen[id(each), depth]])
-                odds = np.clip(np.log(own) - np.log1p(-own), -SURE, SURE)
-                if depth == 1:
-                    columns["own"]["draft_top_prob"] = own.astype(np.float32)
-                else:
-                    known = columns["own"][f"draft_log_odds_{depth}"]
-                    known[~np.isnan(known)] = odds[~np.isnan(known)]
-        return columns
-
-    HeadPass.logits, Scorer.score = read, scored  # type: ignore[method-assign]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Profile, or study and print."""
+    """Study and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = parser.add_subparsers(dest="part", required=True)
-    profile = parts.add_parser("profile")
-    profile.add_argument("profile")
-    profile.add_argument("run")
-    study = parts.add_parser("study")
-    study.add_argument("run")
-    study.add_argument("drafts", nargs="+")
-    study.add_argument("--gpus", nargs="*", default=["a100-80gb", "h100-sxm", "h20"])
-    study.add_argument("--loads", nargs="*", type=int, default=LOADS)
-    study.add_argument("--splits", type=int, default=6)
-    study.add_argument("--seed", type=int, default=0)
+    parser.add_argument("run")
+    parser.add_argument("drafts", nargs="+")
+    parser.add_argument("--gpus", nargs="*", default=["a100-80gb", "h100-sxm", "h20"])
+    parser.add_argument("--loads", nargs="*", type=int, default=LOADS)
+    parser.add_argument("--splits", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    if options.part == "profile":
-        from alphaprof.cli.app import app
-
-        keep_confidences()
-        app(["profile", options.profile, "--out", options.run])
-        return
     for pair in options.drafts:
         draft, _, kind = pair.partition(":")
         rounds = Rounds.drawn(float(draft)) if draft[0].isdigit() else Rounds.of(options.run, draft)
