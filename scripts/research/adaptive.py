@@ -3,8 +3,8 @@
 
     python scripts/research/adaptive.py RUN DRAFT:KIND [...] [--gpus a100-80gb ...] [--loads 1 4 ...] [--splits 6]
 
-RUN is a log of greedy text in which heads read their own drafts (adaptive.yaml): there a round from every position is known
-whole, how many drafts it accepts, and how sure the head was of each. KIND is what a draft costs: head (an EAGLE-3 head of
+RUN (of profiles/adaptive.yaml) is of greedy text, where heads read their own drafts: there a round from every position is
+known: how many drafts it accepts, and how sure the head was of each. KIND is what a draft costs: head (an EAGLE-3 head of
 Llama-3.1-8B), block (a DSpark drafter of five layers; with a fixed K its rounds are those of dspark1, 2, 3, 5 and 7, and
 `own` is dspark7 by its confidence head) or lookup. In place of a draft, a number draws a head with so many tokens per round
 of seven drafts, as good ones have.
