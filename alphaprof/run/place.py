@@ -11,7 +11,7 @@ from alphaprof.errors import RunExists
 from alphaprof.run.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from alphaprof.run.storage import Storage  # pyarrow, which an existing --out is told without
+    from alphaprof.run.storage import Storage  # it imports pyarrow, which the refusal of an existing --out does not need
 
 TRAINING = "training.json"  # the record in the folder of a head
 

@@ -20,6 +20,7 @@ from alphaprof.config.profile import DomainColumn, ProfileOptions
 from tests.cli import test_docs_commands as pages
 from tests.conftest import ROOT
 
+FETCHED = "question.jsonl", "HumanEval.jsonl.gz", "test.jsonl"  # by the lines of docs/reference.md
 PROFILES = sorted((ROOT / "profiles").glob("*.yaml"))
 place = pages.place
 
@@ -40,13 +41,9 @@ def test_a_shipped_profile_is_valid_and_begins_with_a_comment(path: Path) -> Non
     assert profile.drafts
     assert len(comment(path.stem)) >= 2
     local = [source.path for source in profile.data if Path(source.path).is_absolute()]
-    missing = [path for path in local if not Path(path).exists()]
-    fetched = ["question.jsonl", "HumanEval.jsonl.gz", "test.jsonl"]  # by the lines of docs/reference.md
-    lacking = {
-        "logged-traffic": [ROOT / "profiles" / "traffic.jsonl"],
-        "reference-smollm2": [ROOT / "data" / name for name in fetched],
-    }
-    assert {*missing} <= {*map(str, lacking.get(path.stem, []))}
+    fetched = [str(ROOT / "data" / name) for name in FETCHED if path.stem == "reference-smollm2"]
+    missing = [place for place in local if not Path(place).exists() and place not in fetched]
+    assert missing == ([str(ROOT / "profiles" / "traffic.jsonl")] if path.stem == "logged-traffic" else [])
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "llama-3.1-8b-eagle3", "logged-traffic", "ci"])

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from alphaprof.config.load import load_profile
 from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.models.kinds import load_drafts
-from alphaprof.profiling.models.load import load_model, load_tokenizer
+from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.timing.steppers import read
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
 from alphaprof.totals.replay import Trace, listed_rounds
@@ -72,6 +74,20 @@ def vllm_rounds(accepted_by_step: Iterable[int], size: int) -> Iterator[list[int
     for accepted in accepted_by_step:
         yield [at, min(accepted, size - at)]
         at += accepted + 1
+
+
+@torch.inference_mode()
+def drafted(target: Model, network: Any, text: Mapping[str, Any], gamma: int, feeds: bool = True) -> list[list[Any]]:
+    """What one pass over a text drafts in the recorded rounds: where each starts, and all of its tokens. `feeds`: each depth
+    reads what the depth before drafted.
+    """
+    prompt, starts = len(text["prompt"]), [start for start, _ in text["drafts"][str(gamma)]]
+    ids, features = read(target, network, np.array([*text["prompt"], *text["text"]], dtype=np.int32))
+    states, tops = network.states(ids[None, :-1], features[None], gamma, 0), list[torch.Tensor]()
+    for depth in range(1, gamma + 1):
+        state = states.send(tops[-1][None]) if tops and feeds else next(states)
+        tops.append(network.logits(state[0], depth).argmax(1))
+    return [[start, torch.stack(tops, 1)[prompt + start - 2].tolist()] for start in starts]
 
 
 def require_decoded(run: Run, texts: Iterable[Mapping[str, Any]], gammas: Iterable[int]) -> None:

@@ -35,7 +35,7 @@ from alphaprof.profiling.timing.steppers import HeadStepper, read
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
 from tests.loops import each
-from tests.profiling.golden import greedy_run, recorded, rounds
+from tests.profiling.golden import drafted, greedy_run, recorded, rounds
 
 pytestmark = [pytest.mark.models, pytest.mark.skipif(RELEASE < LEAST, reason="transformers builds no assistants")]
 GOLDEN = Path(__file__).parent.parent / "golden" / "gemma4_assistant"
@@ -84,20 +84,6 @@ def models_of(run: Run) -> tuple[Model, HeadDraft]:
     (draft,) = load_drafts(options, found, load_tokenizer(options.target))
     assert isinstance(draft, HeadDraft)
     return found, draft
-
-
-@torch.inference_mode()
-def drafted(target: Model, network: Any, text: dict[str, Any], gamma: int) -> list[list[Any]]:
-    """What one pass over a text drafts in the recorded rounds, which read what they draft: where each starts, and all of its
-    tokens.
-    """
-    prompt, starts = len(text["prompt"]), [start for start, _ in text["drafts"][str(gamma)]]
-    ids, features = read(target, network, np.array([*text["prompt"], *text["text"]], dtype=np.int32))
-    states, tops = network.states(ids[None, :-1], features[None], gamma, 0), list[torch.Tensor]()
-    for depth in range(1, gamma + 1):
-        state = states.send(tops[-1][None]) if tops else next(states)
-        tops.append(network.logits(state[0], depth).argmax(1))
-    return [[start, torch.stack(tops, 1)[prompt + start - 2].tolist()] for start in starts]
 
 
 @each("gamma", GAMMAS)

@@ -35,7 +35,7 @@ from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
 from alphaprof.run.schema import LogRules
 from tests.loops import each
-from tests.profiling.golden import recorded, rounds
+from tests.profiling.golden import drafted, recorded, rounds
 from tests.profiling.test_golden_dflash import changed, profiled
 
 pytestmark = pytest.mark.demo_model
@@ -72,20 +72,6 @@ def loaded(runs: dict[str, Run]) -> dict[str, tuple[Model, dict[int, HeadDraft]]
     return found
 
 
-@torch.inference_mode()
-def drafted(target: Model, network: Any, text: dict[str, Any], gamma: int) -> list[list[Any]]:
-    """What one pass over a text drafts in the recorded rounds, which read what they draft: where each starts, and all of its
-    tokens.
-    """
-    prompt, starts = len(text["prompt"]), [start for start, _ in text["drafts"][str(gamma)]]
-    ids, features = read(target, network, np.array([*text["prompt"], *text["text"]], dtype=np.int32))
-    states, tops = network.states(ids[None, :-1], features[None], gamma, 0), list[torch.Tensor]()
-    for depth in range(1, gamma + 1):
-        state = states.send(tops[-1][None]) if tops and isinstance(network, Walked) else next(states)
-        tops.append(network.logits(state[0], depth).argmax(1))
-    return [[start, torch.stack(tops, 1)[prompt + start - 2].tolist()] for start in starts]
-
-
 @of_each
 @each("gamma", (3, 7))
 def test_one_pass_has_the_recorded_rounds_and_all_of_their_drafts(
@@ -94,7 +80,10 @@ def test_one_pass_has_the_recorded_rounds_and_all_of_their_drafts(
     run, texts, (target, drafts) = runs[name], TEXTS[name], loaded[name]
     assert run.continuations(0)["continuation_ids"].to_pylist() == [text["text"] for text in texts]
     draft = drafts[7 if name == "all" else gamma]
-    assert [drafted(target, draft.network, text, gamma) for text in texts] == [text["drafts"][str(gamma)] for text in texts]
+    feeds = isinstance(draft.network, Walked)
+    assert [drafted(target, draft.network, text, gamma, feeds) for text in texts] == [
+        text["drafts"][str(gamma)] for text in texts
+    ]
     assert rounds(run, gamma, draft.name) == [recorded(text, gamma) for text in texts]
     assert draft.facts().lengths([1, 3, 7]) == ([1, 3, 7] if name == "all" else [gamma])
 
@@ -165,7 +154,8 @@ def test_a_wrong_reading_changes_as_many_drafts_as_an_independent_program_says(w
     name, change, kept = WRONG[words]
     target, drafts = loaded[name]
     text = TEXTS[name][0]
-    found = drafted(target, change(drafts[7].network), text, 7)
+    network = change(drafts[7].network)
+    found = drafted(target, network, text, 7, isinstance(network, Walked))
     assert sum(map(list.__eq__, found, text["drafts"]["7"])) == kept
 
 

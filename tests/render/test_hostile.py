@@ -129,7 +129,8 @@ def test_names_are_text_in_every_format(form: str, hostile: RunReport, monkeypat
 
         def start(tag: str, given: list[tuple[str, str | None]]) -> None:
             tags.append(tag)
-            words.append(dict(given).get("aria-label") or "")  # of a figure, whose rows have no room for long names
+            if form == "svg":  # the rows of a figure have no room for long names, which its label has whole
+                words.append(dict(given).get("aria-label") or "")
 
         monkeypatch.setattr(written, "handle_starttag", start)
         monkeypatch.setattr(written, "handle_data", words.append)

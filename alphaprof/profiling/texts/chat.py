@@ -88,7 +88,9 @@ def render_chat(
 
 @contextlib.contextmanager
 def _within(memory: int) -> Iterator[None]:
-    """Have an allocation beyond so many bytes more raise `MemoryError`, on Linux."""
+    """Limit what the block may allocate to `memory` bytes more than the process holds; beyond that Python raises
+    `MemoryError`. Only on Linux, which says what the process holds.
+    """
     limits = resource.getrlimit(resource.RLIMIT_AS)
     if sys.platform == "linux":
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
