@@ -89,7 +89,7 @@ SAME = "the same draft with equal totals"
 NEXT: dict[Outcome, str] = {
     "pass": "use this run as --baseline of later checks",
     "fail": "see where acceptance is lost with {}",
-    "undecided": "do what the reason says; {} shows more",
+    "undecided": "settle what the reason names; {} shows more",
 }
 
 
@@ -258,7 +258,7 @@ def require_passed(check: Check) -> None:
     if check.outcome == "fail":
         raise CheckFailed(f"check failed: {check.reason}", check.following)
     if check.outcome == "undecided" and check.undecided == "fail":
-        raise CheckUndecided(f"check undecided: {check.reason}", "do what the reason says, or use --undecided pass")
+        raise CheckUndecided(f"check undecided: {check.reason}", "settle what the reason names, or use --undecided pass")
 
 
 def _in_words(items: Sequence[Item], outcome: Outcome, unjudged: Sequence[Unjudged] = (), passed: str | None = None) -> str:

@@ -182,7 +182,7 @@ def test_the_verdict_names_whose_times_it_rests_on_and_what_a_round_may_cost(two
         screen = first_screen(changed(report, times=dataclasses.replace(report.times, source=source, **times)))
         return screen.about[0].split("]")[1], (*screen.about, "")[1]
 
-    pays = f"Pays if a round costs less than {tokens} decode steps"
+    pays = f"Breaks even if a round costs {tokens} decode steps"
     assert about("measured") == (" measured here on CPU, threshold 1.1x", pays)
     assert about("roofline", device="h200", factor=1.25) == (" by a roofline of h200, threshold 1.1x", pays)
     for source, words in (("table", " by your table cpu"), ("vllm", " by vLLM 1.2 timed here")):
@@ -194,7 +194,7 @@ def test_the_verdict_names_whose_times_it_rests_on_and_what_a_round_may_cost(two
     lost = "Even a perfect draft loses: a round costs 3.20 decode steps and emits at most 3 tokens"
     assert first_screen(changed(report, answer=slow)).about[1] == lost
     slow = dataclasses.replace(slow, gamma=3)
-    assert first_screen(changed(report, answer=slow)).about[1].startswith("Pays if a round costs less than 1.60")
+    assert first_screen(changed(report, answer=slow)).about[1].startswith("Breaks even if a round costs 1.60")
     answer = dataclasses.replace(report.answer, draft="small", gamma=4)
     head = dataclasses.replace(report.run.draft_models["small"], depths=4)
     assert head.by_depth

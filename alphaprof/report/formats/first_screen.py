@@ -142,8 +142,8 @@ def _whose(cost: Cost | None) -> str:
 
 
 def _pays_below(report: Report) -> str:
-    """Return what a round may cost, beside what it costs elsewhere if that was measured; empty where step times are those of
-    the user's engine. Of a round that costs more than all of its tokens, that no draft pays.
+    """Return the cost of a round that breaks even, beside what one costs elsewhere if that was measured; empty where step
+    times are those of the user's engine. Of a round that costs more than all of its tokens, that no draft pays.
     """
     answer, facts = report.answer, report.run.target_model
     if answer.speedup and answer.tokens_per_round and answer.gamma and answer.speedup.value > 0:
@@ -159,7 +159,7 @@ def _pays_below(report: Report) -> str:
     if known and answer.gamma in range(min(ON_H100), max(ON_H100) + 1):
         cost = np.interp(answer.gamma or 0, list(ON_H100), list(ON_H100.values()))
         elsewhere = f" (vLLM on H100: about {fmt.number(float(cost), 1)})"
-    return f"Pays if a round costs less than {fmt.number(answer.tokens_per_round.value)} decode steps{elsewhere}"
+    return f"Breaks even if a round costs {fmt.number(answer.tokens_per_round.value)} decode steps{elsewhere}"
 
 
 def _mine(report: Report) -> Answer | None:
@@ -269,7 +269,7 @@ def _below(report: Report) -> Iterator[str]:
     if any(item.alone for item in report.domains):
         marks.append(f"{ALONE}: not certain for all {len(report.domains)} domains together (Holm)")
     if report.traffic.slow:
-        marks.append(f"below {report.traffic.min_speedup:g}x in every domain: {', '.join(report.traffic.slow)}")
+        marks.append(f"drafts below {report.traffic.min_speedup:g}x in every domain: {', '.join(report.traffic.slow)}")
     if marks:
         yield "; ".join(marks)
     undecided = [item.answer for item in report.domains if item.answer.verdict == "UNDECIDED" and item.answer.held_out]
