@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -303,12 +304,23 @@ def test_plain_decoding_is_timed_on_the_path_that_a_draft_forces(monkeypatch: py
     assert costs_of(timed, *ROUND).mean() == pytest.approx(18 / 9, rel=0.01)
 
 
-def test_a_step_takes_as_long_as_slow_ones_make_it_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A median of 0, 5, 0, 62 and 10 ms would say 5; a server pays 15.4."""
+@pytest.mark.parametrize("rested", [False, True])
+def test_a_step_takes_as_long_as_slow_ones_make_it_on_average(rested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A median of 0, 5, 0, 62 and 10 ms would say 5; a server pays 15.4. An engine that rested takes steps for 300 ms more
+    that do not count.
+    """
     engine = SteppedEngine.__new__(SteppedEngine)
     engine.count, engine.held, engine.grown, engine.slack, engine.waits = [0], (1, 64), 0.0, 8, {}  # type: ignore[assignment]
-    times = iter([9.0, 9.0, 9.0, 0.0, 5.0, 0.0, 62.0, 10.0])  # the first three warm up
-    monkeypatch.setattr(engine, "_decoded", lambda: {"wall_ms": next(times), "tokens": 1})
+    engine.stepped, now = 0.0, 1.0 if rested else 0.01
+    times = iter([120.0] * 3 * rested + [9.0] * 3 + [0.0, 5.0, 0.0, 62.0, 10.0])  # the first three warm up
+
+    def decoded() -> dict[str, Any]:
+        nonlocal now
+        now += (ms := next(times)) / 1e3
+        return {"wall_ms": ms, "tokens": 1}
+
+    monkeypatch.setattr(engine, "_decoded", decoded)
+    monkeypatch.setattr(vllm_worker, "time", SimpleNamespace(perf_counter=lambda: now))
     assert engine.steps(1, 64, 0, 5)["ms"] == pytest.approx(15.4)
 
 
@@ -443,25 +455,27 @@ class Writer:
     """Stands in for an engine that takes `ms` a token at first; the machine becomes slower with every text."""
 
     def __init__(self, clock: list[float], ms: float) -> None:
-        self.clock, self.ms, self.stopped = clock, ms, False
+        self.clock, self.ms, self.stopped, self.turns = clock, ms, False, list[int]()
 
     def pause(self, stopped: bool = True) -> None:
         self.stopped = stopped
 
     def write(self, prompts: list[dict[str, Any]], concurrency: int) -> Iterator[dict[str, Any]]:
         assert not self.stopped
+        self.turns.append(len(prompts))
         for place, prompt in enumerate(prompts):
-            self.clock[0] += 0.05
+            self.clock[0] += 0.02
             count, ms = prompt["max_tokens"] - 1, self.ms * self.clock[0]
             yield {"place": place, "ids": [1] * (count + 1), "rounds": count, "emitted": count, "wall_ms": ms} | NONE_DRAFTED
 
 
-@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("together", [1, 10])
 def test_texts_are_decoded_in_turn_with_plain_decoding_of_the_same_minutes(tmp_path: Path, together: int) -> None:
+    """One by one five at a time are, so that the first steps of an engine that rested count little."""
     run, clock = write_run(tmp_path / "run", Recipe()), [1.0]
     plain, drafted, name = Writer(clock, 8.0), Writer(clock, 4.0), next(iter(run.manifest.drafts))
     document = Document(0, "code", None, 0, 0, np.array([1]), None, False, 9, "generate", True)
-    decoding = Decoding(run, [DecodableText(document, np.array([1] * 9))] * 3, 2, together, Silent())
+    decoding = Decoding(run, [DecodableText(document, np.array([1] * 9))] * 10, 2, together, Silent())
     decoding.decode(PLAIN, plain)  # type: ignore[arg-type]
     decoding.decode((name, 3), drafted, plain)  # type: ignore[arg-type]
     assert drafted.stopped
@@ -469,7 +483,8 @@ def test_texts_are_decoded_in_turn_with_plain_decoding_of_the_same_minutes(tmp_p
     times = decoding.times("strict", ["strict"], 0, 0)
     (way,) = times.drafted
     assert way.plain_s is not None
-    assert way.plain_s.shape == way.wall_s.shape == (2, 3)
+    assert way.plain_s.shape == way.wall_s.shape == (2, 10)
+    assert drafted.turns[1:] == ([5] * 4 if together == 1 else [10] * 2)  # the first warms up
     assert way.plain_s.sum() / way.wall_s.sum() == pytest.approx(2.0, rel=0.1)
     apart = [seconds.sum() / way.wall_s[repeat].sum() for repeat, seconds in enumerate(times.plain.wall_s)]
     assert max(abs(ratio / 2 - 1) for ratio in apart) > 0.15

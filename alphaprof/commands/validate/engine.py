@@ -34,6 +34,7 @@ RULES: dict[str, dict[str, str]] = {  # that vLLM decodes by, with its settings
     "lossless": {"draft_sample_method": "probabilistic"},
     "block": {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
 }
+TURN = 5  # documents that are decoded one by one before the other engine's turn: its first steps take longer
 Answer = Mapping[str, Any]  # of `vllm_worker.SteppedEngine.write`
 
 
@@ -106,7 +107,8 @@ def _validate_in_vllm(
 
 class Decoding:
     """Decodes every document by every engine, `repeats` times, while it runs, and plainly in turn with it where a plain
-    engine waits beside it: a machine whose speed drifts slows both down. Half of the other plain repeats come at the end.
+    engine waits beside it, TURN documents or all that are decoded together: a machine whose speed drifts slows both down.
+    Half of the other plain repeats come at the end.
     """
 
     def __init__(self, run: Run, texts: Sequence[DecodableText], repeats: int, concurrency: int, progress: Progress) -> None:
@@ -132,7 +134,8 @@ class Decoding:
         self._progress.start(f"decoding by {name[0]}", repeats * count * len(turns), "texts")
         for _, running, other in turns:
             self._written(range(together), running, other)  # warms up
-        groups = [[row] for row in range(count)] if together == 1 else [list(range(count))]
+        most = TURN if together == 1 else count
+        groups = [range(count)[row : row + most] for row in range(0, count, most)]
         for _ in range(repeats):
             for texts, _, _ in turns:
                 texts.append({})

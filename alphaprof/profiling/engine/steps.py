@@ -2,6 +2,7 @@
 
 - `plain` decodes without speculation, as the server does today: all costs are in units of its steps. On a CPU with room for
   two engines it stays, and takes a step before and after every other round: whatever slows the machine down falls on both.
+  Each then runs for a while before its steps count, as in a server, which never rests.
   Else it runs first and again at the end, half of its rounds each time (docs/decisions/048).
 - `forced` verifies tokens of our choosing, proposed at no cost, with the engine's own rejection, scheduling and bookkeeping.
 - For each draft one engine with its most and one with its fewest speculative tokens. What a round takes there beyond a
@@ -31,6 +32,7 @@ from alphaprof.costs.steps import PATH, TARGET
 from alphaprof.costs.timing import GO_ROUNDS, LEAST_ROUNDS, autocorrelation, largest_error, round_mixes
 from alphaprof.profiling.engine.client import VllmEngine, no_method
 from alphaprof.profiling.engine.texts import model_arguments
+from alphaprof.profiling.engine.vllm_worker import WARM_S
 from alphaprof.profiling.models.memory import free_memory
 from alphaprof.profiling.timing.latency import (
     KEY,
@@ -228,13 +230,14 @@ class EngineTimes:
         """Return the seconds that `rounds` rounds of the engines `names` take, by the first rounds of plain decoding. None:
         all engines of the plan.
         """
-        turns = 0.0
+        turns, rests = 0.0, 0
         for name in [*self._names, PLAIN] if names is None else names:
             each = 1 + 4 * PER_TOKEN * name[1] * (name[0] in self._drafts)
             if name == FORCED:
                 each = sum(1 + PER_TOKEN * (tokens - 1) for tokens in self._verified)
             turns += (0 if self._beside else 3) if name == PLAIN else each + 2 * self._beside
-        return (1 + rounds) * turns * sum(self._call_s[cell] for cell in self._asked) + 1e-9
+            rests += 2 * self._beside * (name != PLAIN)  # of this engine and of the plain one
+        return (1 + rounds) * sum(turns * self._call_s[cell] + rests * WARM_S for cell in self._asked) + 1e-9
 
     def following(self) -> Iterator[Name]:
         """Yield the engines that come after the first one, with plain decoding on each path that they turn out to take."""
