@@ -259,6 +259,7 @@ def test_with_room_for_two_engines_plain_decoding_takes_turns_with_every_other(
     assert used == [PLAIN, FORCED, ("ngram", 3), ("head", 3), ("head", 1), PLAIN]
     assert (engines.most, len(engines.running)) == (2, 0)
     assert reach(np.log(costs_of(timed, *ROUND) / 1.9), 0.0) < 0.015
+    assert "timing takes about 3 min: 4 s" in engines.said[1]  # 50 s, and 101 s in which engines that rested warm up
 
 
 def test_a_small_budget_drops_gammas_before_rounds_and_another_start_times_the_rest(
