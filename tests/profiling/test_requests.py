@@ -18,6 +18,7 @@ from alphaprof.errors import AlphaprofError, ColumnMissing, DataUnreadable
 from alphaprof.run.manifest import left_out_remedy
 from tests.loops import each
 from tests.profiling.test_corpus import corpus, refusal, texts, tokenizer
+from tests.tiny import TEMPLATE
 
 # Shows all that a template can be given.
 SHOWING = (
@@ -353,61 +354,31 @@ def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path: Path) -> None:
     assert error.hint == f"give one of them, like {tmp_path / 'splits'}/train"
 
 
-KEYS = (
-    "role",
-    "from",
-    "content",
-    "value",
-    "parts",
-    "text",
-    "type",
-    "channel",
-    "recipient",
-    "tool_calls",
-    "reasoning",
-    "call_id",
-)
-BESIDE = (
-    "system",
-    "instructions",
-    "systemInstruction",
-    "tools",
-    "reasoning",
-    "thinking",
-    "documents",
-    "chat_template_kwargs",
-)
+KEYS = ["role", "from", "content", "value", "parts", "text", "type", "name", "channel", "recipient"]
+KEYS += ["tool_calls", "tool_call_id", "reasoning", "call_id"]
+BESIDE = ["system", "instructions", "systemInstruction", "tools", "reasoning", "thinking", "documents"]
+BESIDE += ["chat_template_kwargs"]
+SPEAKERS = ["user", "assistant", "tool", "system", "developer", "Bot"]
 ODD: list[Any] = [None, True, 3, 2.5, "x", "", [], ["x"], [["x"]], {"a": 1}, [{"type": ["x"], "text": 1}], "[1", "{}", {}]
-ODD += [
-    [{"text": "t"}],
-    [{"functionCall": "x"}],
-    [{"functionResponse": []}],
-    [{"type": "tool_use", "input": 3}],
-    {"parts": "x"},
-]
-ODD += [
-    "user",
-    "assistant",
-    "tool",
-    "reasoning",
-    "function_call",
-    "analysis",
-    [{"type": "tool_result", "content": [1]}],
-    [None],
-]
+ODD += [[{"text": "t"}], [{"functionCall": "x"}], [{"functionResponse": []}], [{"type": "tool_use", "input": 3}], [None]]
+ODD += [{"parts": "x"}, [{"type": "tool_result", "content": [1]}]]
+ODD += ["user", "assistant", "tool", "reasoning", "function_call", "analysis"]
+PARTS = "{% for p in m.content %}{{ p.text }}{% endfor %}"
+READS_PARTS = "{% for m in messages %}{% generation %}" + PARTS + "{% endgeneration %}{% endfor %}"
+READS_CALLS = "{{ messages[0].tool_calls[0].function.arguments | tojson }}{{ tools[0].function.name }}"
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_requests_of_any_shape_are_prompts_or_bad_rows(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "template"), list(enumerate([SHOWING, TEMPLATE, READS_PARTS, READS_CALLS])))
+def test_requests_of_any_shape_are_prompts_or_bad_rows(tmp_path: Path, seed: int, template: str) -> None:
     rng = random.Random(seed)  # noqa: S311
     words = tokenizer()
-    words.chat_template = SHOWING
+    words.chat_template = template
     for name in ("messages", "input", "contents", "gen_ai.input.messages"):
         rows = []
-        for _ in range(40):
+        for _ in range(80):
             turns: Any = [{key: rng.choice(ODD) for key in KEYS if rng.random() < 0.4} for _ in range(rng.randint(0, 3))]
             for turn in turns:
-                turn |= {"role": rng.choice(["user", "assistant", "tool", "system", "Bot"])} if rng.random() < 0.6 else {}
+                turn |= {"role": rng.choice(SPEAKERS)} if rng.random() < 0.6 else {}
             turns = turns if rng.random() < 0.9 else rng.choice(ODD)
             rows.append({name: turns} | {key: rng.choice(ODD) for key in BESIDE if rng.random() < 0.3})
         path = tmp_path / "rows.jsonl"
@@ -417,4 +388,4 @@ def test_requests_of_any_shape_are_prompts_or_bad_rows(tmp_path: Path, seed: int
             list(found)
         except AlphaprofError:
             continue
-        assert found.read[0].rows == 40
+        assert found.read[0].rows == 80
