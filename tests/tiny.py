@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from alphaprof.profiling.models.kinds import DraftModel
+from alphaprof.profiling.models.processing import Processing
+from alphaprof.profiling.texts.corpus import Document
 
 SPECIAL = ("<eos>", "<pad>", "<user>", "<model>")
 TEMPLATE = "{% for turn in messages %}<{{ turn['role'] }}>{{ turn['content'] }}{% endfor %}<model>"
@@ -57,6 +64,33 @@ def noisy(network: LlamaForCausalLM, scale: float, seed: int = 1) -> LlamaForCau
         for parameter in twin.parameters():
             parameter += scale * parameter.std() * torch.randn(parameter.shape, generator=generator)
     return twin
+
+
+def ending(network: LlamaForCausalLM, more: float) -> LlamaForCausalLM:
+    """The network, now readier to end a text."""
+    with torch.no_grad():
+        network.lm_head.weight[network.config.eos_token_id] *= more
+    return network
+
+
+@functools.cache
+def looping(seed: int) -> DraftModel:
+    """A target over few tokens, whose greedy text repeats itself and at times ends by itself (EOS has id 38)."""
+    network = ending(llama(seed=seed, vocabulary=40, layers=2, eos_token_id=38, pad_token_id=39), 1.4)
+    network.generation_config = GenerationConfig(eos_token_id=38, pad_token_id=39)
+    return DraftModel("target", network, "model", "l")
+
+
+def document(number: int, length: int, limit: int, settings: Processing | None = None, largest: int = 250) -> Document:
+    """A random prompt that the target continues: greedily, or as the settings say."""
+    ids = np.random.default_rng(100 + number).integers(0, largest, length).astype(np.int32)
+    kind = "greedy" if settings is None else "sampled"
+    return Document(number, "a", None, 0, number, ids, None, False, limit, kind, True, settings, 3)
+
+
+def edited(path: Path, **changes: Any) -> None:
+    """Change what a file holds in JSON."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def save_models(folder: Path) -> None:

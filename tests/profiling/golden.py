@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import yaml
 
 from alphaprof.config.load import load_profile
+from alphaprof.config.profile import ProfileOptions
 from alphaprof.profiling import profile as profiling
+from alphaprof.profiling.decoding.drafters import HeadDrafter
 from alphaprof.profiling.decoding.speculative import Speculation
+from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.models.kinds import load_drafts
 from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
 from alphaprof.profiling.timing.steppers import read
@@ -25,7 +29,7 @@ from tests.runs import Silent
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 
-def greedy_run(
+def profile_of(
     folder: Path,
     target: Path,
     drafts: Mapping[str, Mapping[str, Any]],
@@ -33,8 +37,8 @@ def greedy_run(
     tokens: int,
     gammas: Iterable[int],
     *rules: str,
-) -> Run:
-    """A run of drafts on prompts, whose continuations the target writes anew."""
+) -> ProfileOptions:
+    """A profile of drafts on prompts, whose continuations the target writes anew."""
     folder.mkdir(exist_ok=True)
     (folder / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
     tree = {
@@ -47,7 +51,20 @@ def greedy_run(
         "costs": {"source": "none"},
     }
     (folder / "profile.yaml").write_text(yaml.safe_dump(tree))
-    return profiling.profile(load_profile(folder / "profile.yaml", []), folder / "run", Silent())
+    return load_profile(folder / "profile.yaml", [])
+
+
+def greedy_run(folder: Path, *given: Any) -> Run:
+    """A run of such a profile."""
+    return profiling.profile(profile_of(folder, *given), folder / "run", Silent())
+
+
+def models_of(options: ProfileOptions) -> tuple[Model, list[HeadDraft]]:
+    """The target of a profile, and its drafts."""
+    target = load_model("target", options.target, "float32")
+    drafts = load_drafts(options, target, load_tokenizer(options.target))
+    assert all(isinstance(draft, HeadDraft) for draft in drafts)
+    return target, drafts  # type: ignore[return-value]
 
 
 def rounds(run: Run, gamma: int, draft: str = "head") -> list[list[list[int]]]:
@@ -90,11 +107,27 @@ def drafted(target: Model, network: Any, text: Mapping[str, Any], gamma: int, fe
     return [[start, torch.stack(tops, 1)[prompt + start - 2].tolist()] for start in starts]
 
 
+def require_drafted(engine: Speculation, text: Mapping[str, Any], gamma: int) -> None:
+    """Real decoding of a text has the recorded rounds, and proposes what was recorded."""
+    proposed: list[list[int]] = []
+    propose = HeadDrafter.propose
+
+    def spy(self: HeadDrafter, ids: list[int], most: int) -> Any:
+        proposed.append((proposal := propose(self, ids, most)).ids.tolist())
+        return proposal
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeadDrafter, "propose", spy)
+        found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
+    assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
+    whole = [tokens for _, tokens in text["drafts"][str(gamma)]]
+    assert proposed == [tokens[: len(own)] for own, tokens in zip(proposed, whole, strict=True)]
+    assert proposed[0] == whole[0]
+
+
 def require_decoded(run: Run, texts: Iterable[Mapping[str, Any]], gammas: Iterable[int]) -> None:
     """Real decoding with the one draft of a run has the recorded rounds."""
-    options = load_profile(run.path.parent / "profile.yaml", [])
-    target = load_model("target", options.target, "float32")
-    (head,) = load_drafts(options, target, load_tokenizer(options.target))
+    target, (head,) = models_of(run.manifest.profile)
     for gamma in gammas:
         engine = Speculation(target, head, parse_rule("strict"), gamma)
         for text in texts:

@@ -20,7 +20,7 @@ from alphaprof.profiling.heads.files import files_of
 from alphaprof.profiling.models.hub import require_model
 from alphaprof.profiling.models.load import load_model, load_tokenizer, without_advice
 from tests.loops import each
-from tests.tiny import llama
+from tests.tiny import edited, llama
 
 INDEX = "model.safetensors.index.json"
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -49,10 +49,6 @@ def refusal(path: Path, read: Callable[[TargetOptions, str], object] = require_m
     return caught.value
 
 
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def split(model: Path, **names: str) -> None:
     """Replace the weights of a model by an index that says in which files they are."""
     weights = load_file(model / "model.safetensors")
@@ -68,15 +64,15 @@ def test_a_damaged_description_is_named(model: Path, content: bytes) -> None:
 
 @each("change", [{"num_hidden_layers": 10**7}, {"text_config": {"n_layer": 10**30}}])
 def test_layers_without_end_are_refused_before_they_are_made(model: Path, change: dict[str, Any]) -> None:
-    edit(model / "config.json", **change)
+    edited(model / "config.json", **change)
     assert "config.json cannot be right" in refusal(model).message
 
 
 @pytest.mark.models
 @each("eos", [["x", {}], "x", 1.5, True, [[1]], [True], 10**30])
 def test_ids_that_are_none_do_not_end_texts(model: Path, eos: Any) -> None:
-    edit(model / "config.json", eos_token_id=eos)
-    edit(model / "generation_config.json", eos_token_id=eos)
+    edited(model / "config.json", eos_token_id=eos)
+    edited(model / "generation_config.json", eos_token_id=eos)
     refusal(model, load)
 
 
@@ -92,7 +88,7 @@ def test_weights_that_are_pickles_or_lie_outside_are_refused(model: Path, shard:
     """By the index, and by the config."""
     split(model, **{"lm_head.weight": shard})
     assert problem in refusal(model).message
-    edit(model / "config.json", transformers_weights=shard)
+    edited(model / "config.json", transformers_weights=shard)
     assert f"config.json {problem}" in refusal(model).message
 
 
@@ -181,9 +177,9 @@ def test_what_transformers_advises_its_callers_is_not_printed() -> None:
 def test_what_published_checkpoints_carry_beside_their_text_is_left_out(model: Path) -> None:
     add(model, *CARRIED)
     load(options(model))
-    edit(model / "config.json", num_hidden_layers=3, num_nextn_predict_layers=1)  # the last layer predicts several tokens
+    edited(model / "config.json", num_hidden_layers=3, num_nextn_predict_layers=1)  # the last layer predicts several tokens
     load(options(model))
-    edit(model / "config.json", num_nextn_predict_layers=0)
+    edited(model / "config.json", num_nextn_predict_layers=0)
     assert "does not use: model.layers.3" in refusal(model, load).message
 
 
@@ -191,7 +187,7 @@ def test_what_published_checkpoints_carry_beside_their_text_is_left_out(model: P
 def test_biases_of_zeros_and_cache_scales_of_quantisers_are_left_out(model: Path) -> None:
     add(model, "model.layers.0.mlp.up_proj.bias", "model.layers.0.self_attn.k_scale")
     assert "does not use" in refusal(model, load).message
-    edit(model / "config.json", quantization_config={"quant_method": "fp8"})
+    edited(model / "config.json", quantization_config={"quant_method": "fp8"})
     load(options(model))
     add(model, **{"model.layers.1.mlp.up_proj.bias": torch.tensor([0.0, 1e-3])})
     assert "does not use: model.layers.1.mlp.up_proj.bias" in refusal(model, load).message

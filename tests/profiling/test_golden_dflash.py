@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +16,7 @@ import alphaprof
 from alphaprof.commands.export.engines import export
 from alphaprof.config.options import ModelOptions
 from alphaprof.errors import ModelUnloadable, OptionInvalid, ProfileInvalid
-from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.heads.dflash import DFlash
-from alphaprof.profiling.heads.network import MaskRows
-from alphaprof.profiling.models import kinds as loaders
 from alphaprof.profiling.models.load import load_model
 from alphaprof.report.build import build_report
 from alphaprof.run.reader import Run, RunDraft
@@ -144,60 +140,6 @@ def test_every_round_is_that_of_a_real_vllm_but_for_its_norm_on_cpus(
     assert rounds(own, gamma) != expected
 
 
-def causal_block(block: Callable[..., Any]) -> Callable[..., Any]:
-    """Rows that read no later row: by drafting each of them with a block that ends there."""
-
-    def changed(self: Any, anchors: Any, places: Any, drafts: int, rounds: Any) -> Any:
-        every = [block(self, anchors, places, each + 1, rounds=copy.deepcopy(rounds)) for each in range(drafts)]
-        return torch.stack([each[:, -1] for each in every], 1)
-
-    return changed
-
-
-MUTATIONS: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
-    "causal inside the block": lambda head, patch: patch.setattr(DFlash, "block", causal_block(DFlash.block)),
-    "another mask token": lambda head, patch: setattr(head, "masks", MaskRows(300, head.masks.drafts)),
-    "states one layer later": lambda head, patch: setattr(head, "layers", tuple(n + 1 for n in head.layers)),
-    "states in another order": lambda head, patch: setattr(head, "layers", head.layers[::-1]),
-    "each row proposes the token behind it": lambda head, patch: setattr(head, "anchored", 1),
-    "a row more": lambda head, patch: setattr(head, "masks", MaskRows(head.masks.token, head.masks.drafts + 1)),
-    "no norm of the states": lambda head, patch: setattr(head, "hidden_norm", torch.nn.Identity()),
-    "places shifted": lambda head, patch: patch.setattr(DFlash, "block", moved(DFlash.block)),
-    "stale context": lambda head, patch: patch.setattr(DFlash, "context", stale(DFlash.context)),
-    "the anchor is a mask row": lambda head, patch: patch.setattr(DFlash, "block", without_anchor(DFlash.block)),
-}
-
-
-def moved(block: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, anchors, places, drafts, **keys: block(self, anchors, places + 1, drafts, **keys)
-
-
-def without_anchor(block: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, anchors, *rest, **keys: block(self, torch.full_like(anchors, self.masks.token), *rest, **keys)
-
-
-def stale(context: Callable[..., Any]) -> Callable[..., Any]:
-    """The states of one token earlier."""
-    return lambda self, features, start: context(self, features.roll(1, 1), start)
-
-
-@each("name", MUTATIONS)
-def test_a_drafter_that_computes_otherwise_has_other_rounds(
-    name: str, run: Run, stories15m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = loaders.load_drafts
-    with monkeypatch.context() as patch:
-
-        def mutated(*arguments: Any) -> Any:
-            drafts: Any = load(*arguments)
-            MUTATIONS[name](drafts[0].network, patch)
-            return drafts
-
-        patch.setattr(profiling, "load_drafts", mutated)
-        other = profiled(tmp_path / name, stories15m, PROMPTS, 7, check_wiring=False)
-    assert rounds(other, 7) != rounds(run, 7)
-
-
 def test_other_lengths_than_the_blocks_and_other_files_are_refused(stories15m: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelUnloadable, match="drafts 7 tokens a round, but gammas is \\[5\\]"):
         profiled(tmp_path / "length", stories15m, PROMPTS[:1], 5, gamma=None)
@@ -295,12 +237,3 @@ def test_a_vocabulary_of_its_own_is_part_of_the_targets(stories15m: Path, tmp_pa
     assert 0.2 < odd.mean() < 0.8
     assert (tops[0][odd] == tops[1][odd]).all()
     assert set(tops[0] % 2) == {1}
-
-
-def test_a_mask_token_beyond_the_vocabulary_is_refused(stories15m: Path, tmp_path: Path) -> None:
-    config = json.loads((DRAFTER / "config.json").read_text())
-    config["dflash_config"]["mask_token_id"] = 32000
-    (tmp_path / "model.safetensors").symlink_to(DRAFTER / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelUnloadable, match="mask token 32000 is not in its vocabulary of 32000"):
-        profiled(tmp_path / "out", stories15m, PROMPTS[:1], 7, model=str(tmp_path))

@@ -18,24 +18,21 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from alphaprof.config.heads import GEMMA
-from alphaprof.config.load import load_profile
 from alphaprof.config.options import GemmaDraft, ModelOptions
 from alphaprof.costs.shapes import ModelShape
 from alphaprof.errors import ModelUnloadable
-from alphaprof.profiling.decoding.drafters import HeadDrafter
 from alphaprof.profiling.decoding.speculative import Speculation
 from alphaprof.profiling.heads import gemma
 from alphaprof.profiling.heads.draft import HeadDraft
 from alphaprof.profiling.heads.gemma import LEAST
-from alphaprof.profiling.models.kinds import load_drafts
-from alphaprof.profiling.models.load import Model, load_model, load_tokenizer
+from alphaprof.profiling.models.load import Model, load_model
 from alphaprof.profiling.models.private import RELEASE
 from alphaprof.profiling.scoring.statistics import ABSENT
 from alphaprof.profiling.timing.steppers import HeadStepper, read
 from alphaprof.rules import parse_rule
 from alphaprof.run.reader import Run
 from tests.loops import each
-from tests.profiling.golden import drafted, greedy_run, recorded, rounds
+from tests.profiling.golden import drafted, greedy_run, models_of, recorded, require_drafted, rounds
 
 pytestmark = [pytest.mark.models, pytest.mark.skipif(RELEASE < LEAST, reason="transformers builds no assistants")]
 GOLDEN = Path(__file__).parent.parent / "golden" / "gemma4_assistant"
@@ -75,15 +72,8 @@ def assisted(
 
 @pytest.fixture(scope="module")
 def loaded(run: Run) -> tuple[Model, HeadDraft]:
-    return models_of(run)
-
-
-def models_of(run: Run) -> tuple[Model, HeadDraft]:
-    options = load_profile(run.path.parent / "profile.yaml", [])
-    found = load_model("target", options.target, "float32")
-    (draft,) = load_drafts(options, found, load_tokenizer(options.target))
-    assert isinstance(draft, HeadDraft)
-    return found, draft
+    target, (draft,) = models_of(run.manifest.profile)
+    return target, draft
 
 
 @each("gamma", GAMMAS)
@@ -96,25 +86,10 @@ def test_one_pass_has_the_recorded_rounds_and_all_of_their_drafts(gamma: int, ru
 
 @pytest.mark.usefixtures("one_thread")
 @each("gamma", GAMMAS)
-def test_real_decoding_has_the_recorded_rounds_and_all_of_their_drafts(
-    gamma: int, loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proposed: list[list[int]] = []
-    propose = HeadDrafter.propose
-
-    def spy(self: HeadDrafter, ids: list[int], most: int) -> Any:
-        proposed.append((proposal := propose(self, ids, most)).ids.tolist())
-        return proposal
-
-    monkeypatch.setattr(HeadDrafter, "propose", spy)
+def test_real_decoding_has_the_recorded_rounds_and_all_of_their_drafts(gamma: int, loaded: Any) -> None:
     engine = Speculation(*loaded, parse_rule("strict"), gamma)
     for text in TEXTS:
-        proposed.clear()
-        found = engine.decode(np.array(text["prompt"], dtype=np.int32), len(text["text"]))
-        assert found.accepted.tolist() == [accepted for _, accepted in recorded(text, gamma)]
-        whole = [tokens for _, tokens in text["drafts"][str(gamma)]]
-        assert proposed == [all_of[: len(tokens)] for tokens, all_of in zip(proposed, whole, strict=True)]
-        assert proposed[0] == whole[0]
+        require_drafted(engine, text, gamma)
 
 
 def window(more: int) -> Callable[[Any], Any]:
@@ -137,7 +112,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], int]] = {
 @each("words", WRONG)
 def test_a_wrong_reading_changes_as_many_drafts_as_an_independent_program_says(words: str, run: Run) -> None:
     change, kept = WRONG[words]
-    target, draft = models_of(run)
+    target, (draft,) = models_of(run.manifest.profile)
     network = change(draft.network)
     assert sum(sum(map(list.__eq__, drafted(target, network, text, 4), text["drafts"]["4"])) for text in TEXTS) == kept
 

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from alphaprof.config.load import load_profile
 from alphaprof.profiling.heads import draft
-from alphaprof.profiling.models.kinds import load_drafts
-from alphaprof.profiling.models.load import load_model, load_tokenizer
 from alphaprof.run.reader import Run
 from tests.loops import each
-from tests.profiling.golden import greedy_run, recorded, require_decoded, rounds, vllm_rounds
+from tests.profiling.golden import greedy_run, models_of, profile_of, recorded, require_decoded, rounds, vllm_rounds
+from tests.tiny import edited
 
 pytestmark = pytest.mark.demo_model
 GOLDEN = Path(__file__).parent.parent / "golden" / "eagle3_stories15m"
@@ -40,15 +37,10 @@ def golden(request: pytest.FixtureRequest, stories15m: Path, tmp_path_factory: p
     return profiled(tmp_path_factory.mktemp("golden"), stories15m, [text["prompt"] for text in texts]), texts
 
 
-def test_the_target_writes_the_recorded_texts(golden: Recorded) -> None:
-    run, texts = golden
-    written = run.continuations(0)["continuation_ids"].to_pylist()
-    assert written == [text["text"] for text in texts]
-
-
 @each("gamma", GAMMAS)
 def test_every_round_is_the_recorded_one(golden: Recorded, gamma: int) -> None:
     run, texts = golden
+    assert run.continuations(0)["continuation_ids"].to_pylist() == [text["text"] for text in texts]
     expected = [recorded(text, gamma) for text in texts]
     assert rounds(run, gamma) == expected
     assert sum(map(len, expected)) > 40 * len(texts)
@@ -93,8 +85,7 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     by_files = draft.fingerprint_by_files
     monkeypatch.setattr(draft, "fingerprint_by_files", lambda *parts: hashed.append(parts) or by_files(*parts))
     head = shutil.copytree(GOLDEN, tmp_path / "head")
-    config = json.loads((head / "config.json").read_text()) | {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}
-    (head / "config.json").write_text(json.dumps(config))
+    edited(head / "config.json", eagle_aux_hidden_state_layer_ids=[2, 4, 6])
     run = profiled(tmp_path, stories15m, [text["prompt"] for text in TEXTS[::4]], model=head)
     facts = run.manifest.drafts["head"]
     assert "2, 4, 6" in facts.reading["target states"]
@@ -118,16 +109,6 @@ FINGERPRINTS = {  # runs name heads by them: files, how they are read, and dtype
 
 def test_the_fingerprint_of_a_head_stays(stories15m: Path, tmp_path: Path) -> None:
     """Whatever its layers are called here, and whoever wrote them."""
-    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": [1, 2, 3]}))
-    tree = {
-        "target": {"model": str(stories15m), "dtype": "float32"},
-        "drafts": {kind: {"kind": kind, "model": str(GOLDEN.parent / f"{kind}_stories15m")} for kind in FINGERPRINTS},
-        "data": [{"domain": "stories", "path": "prompts.jsonl", "prompt_ids": "prompt"}],
-        "continuation": {"kind": "greedy", "max_new_tokens": 8},
-        "gammas": [7],
-    }
-    (tmp_path / "profile.yaml").write_text(yaml.safe_dump(tree))
-    options = load_profile(tmp_path / "profile.yaml", [])
-    target = load_model("target", options.target, "float32")
-    drafts: Any = load_drafts(options, target, load_tokenizer(options.target))
-    assert {head.name: head.fingerprint for head in drafts} == FINGERPRINTS
+    drafts = {kind: {"kind": kind, "model": str(GOLDEN.parent / f"{kind}_stories15m")} for kind in FINGERPRINTS}
+    _, heads = models_of(profile_of(tmp_path, stories15m, drafts, [[1, 2, 3]], 8, [7]))
+    assert {head.name: head.fingerprint for head in heads} == FINGERPRINTS

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +14,12 @@ import transformers
 from alphaprof.commands.export.engines import export
 from alphaprof.config.options import PardDraft
 from alphaprof.errors import ModelUnloadable, OptionInvalid
-from alphaprof.profiling import profile as profiling
 from alphaprof.profiling.heads.p_eagle import PEagle
 from alphaprof.profiling.heads.pard import ARCHITECTURES, Pard, load_pard
-from alphaprof.profiling.models import kinds as loaders
 from alphaprof.run.reader import Run, RunDraft
 from tests.loops import each
 from tests.profiling.golden import GOLDEN, greedy_run, recorded, require_decoded, rounds, vllm_rounds
+from tests.tiny import edited
 
 pytestmark = pytest.mark.demo_model
 GAMMAS = (1, 2, 3, 5, 7)
@@ -99,12 +96,11 @@ def test_a_pard_model_of_each_architecture_is_that_of_transformers(architecture:
     for name, weight in theirs.named_parameters():
         torch.nn.init.normal_(weight, std=0.5 if name.endswith("bias") else 0.2)
     theirs.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"pard_token": 59}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    edited(tmp_path / "config.json", pard_token=59)
     options = SimpleNamespace(gammas=[3])
     target: Any = SimpleNamespace(vocabulary=60, dtype_name="float32", device=torch.device("cpu"), eos=(2,), reference="it")
     draft = load_pard("head", PardDraft(kind="pard", model=str(tmp_path)), options, target, None)  # type: ignore[arg-type]
-    assert draft.context == config["max_position_embeddings"] - 1
+    assert draft.context == theirs.config.max_position_embeddings - 1
     ids = torch.randint(0, 58, (1, 12))
     with torch.inference_mode():
         found = list(draft.network.states(ids, torch.zeros(1, 12, 1), 3, 0))
@@ -113,61 +109,6 @@ def test_a_pard_model_of_each_architecture_is_that_of_transformers(architecture:
             expected = theirs(rows).logits[0, base + 1 :]
             logits = torch.stack([draft.network.logits(states[0, base], depth) for depth, states in enumerate(found, 1)])
             torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
-
-
-MUTATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "no mask state": ("p_eagle", lambda head: head.mask_hidden.data.zero_()),
-    "another mask token": ("p_eagle", lambda head: setattr(head, "masks", replace(head.masks, token=300))),
-    "what was drafted is read": ("p_eagle", lambda head: setattr(head, "deeper", lambda tokens, states: (tokens, states))),
-    "target states in another order": ("p_eagle", lambda head: setattr(head, "layers", head.layers[::-1])),
-    "target states one layer later": ("p_eagle", lambda head: setattr(head, "layers", tuple(n + 1 for n in head.layers))),
-    "target states one layer earlier": ("p_eagle", lambda head: setattr(head, "layers", tuple(n - 1 for n in head.layers))),
-    "the residual after the norm": (
-        "p_eagle",
-        lambda head: setattr(head, "wiring", replace(head.wiring, norm_before_residual=True)),
-    ),
-    "another mask token of PARD": ("pard", lambda head: setattr(head, "masks", replace(head.masks, token=2))),
-    "one layer less": ("pard", lambda head: setattr(head, "blocks", head.blocks[:1])),
-    "the first token is not read": ("pard", lambda head: setattr(head, "step", without_first(head.step))),
-    "positions shifted": ("pard", lambda head: setattr(head, "step", shifted(head.step))),
-    "positions shifted after the anchor": ("p_eagle", lambda head: setattr(head, "step", shifted(head.step))),
-}
-
-
-def without_first(step: Any) -> Any:
-    """A step over a whole text that reads another token in place of the first one."""
-
-    def changed(tokens: torch.Tensor, states: torch.Tensor, places: torch.Tensor, **keys: Any) -> Any:
-        if int(places[0]) == 0:
-            tokens = torch.cat([tokens[:, :1] * 0 + 7, tokens[:, 1:]], 1)
-        return step(tokens, states, places, **keys)
-
-    return changed
-
-
-def shifted(step: Any) -> Any:
-    """A step whose mask rows stand a place further on."""
-    return lambda tokens, states, places, **keys: step(tokens, states, places + (int(places[0]) > 0), **keys)
-
-
-@each("name", MUTATIONS)
-def test_a_drafter_that_computes_otherwise_has_other_rounds(
-    name: str, runs: dict[str, Run], stories15m: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rounds of γ 7 notice each of these."""
-    kind, mutate = MUTATIONS[name]
-    load = loaders.load_drafts
-
-    def mutated(*arguments: Any) -> Any:
-        drafts = load(*arguments)
-        with torch.no_grad():
-            mutate(drafts[0].network)  # type: ignore[attr-defined]
-        return drafts
-
-    monkeypatch.setattr(profiling, "load_drafts", mutated)
-    prompts = [text["prompt"] for text in TEXTS[kind]]
-    other = profiled(kind, tmp_path / name, stories15m, prompts, 70, check_wiring=False)
-    assert rounds(other, 7) != rounds(runs[kind], 7)
 
 
 def test_what_is_not_of_the_kind_is_refused_by_name(stories15m: Path, tmp_path: Path) -> None:

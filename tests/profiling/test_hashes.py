@@ -23,7 +23,7 @@ from alphaprof.profiling.models.kinds import DraftModel, layer_skip
 from alphaprof.profiling.models.load import Model, load_model
 from alphaprof.report.pairing import surely_one
 from alphaprof.run.manifest import FILES, PARTIAL, Quantisation
-from tests.tiny import llama
+from tests.tiny import edited, llama
 
 CONTENT = b"weights" * 100
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -191,20 +191,15 @@ def loaded(folder: Path, dtype: str = "float32") -> Model:
     return load_model("target", TargetOptions(model=str(folder)), dtype)
 
 
-def edited(folder: Path, **changes: Any) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return folder
-
-
 @pytest.mark.models
 def test_a_fingerprint_tells_files_settings_dtype_and_layers_apart(tmp_path: Path) -> None:
     first = loaded(saved(tmp_path / "a"))
+    edited(saved(tmp_path / "c") / "config.json", rms_norm_eps=1e-3)
     assert first.digest.startswith(FILES)
     assert first.digest == loaded(saved(tmp_path / "b")).digest  # wherever they lie
     others = {
         "dtype": loaded(tmp_path / "a", "bfloat16").digest,
-        "settings": loaded(edited(saved(tmp_path / "c"), rms_norm_eps=1e-3)).digest,
+        "settings": loaded(tmp_path / "c").digest,
         "shards": loaded(saved(tmp_path / "d", max_shard_size="20KB")).digest,
         "skip 0": layer_skip("skip", first, [0]).digest,
         "skip 1": layer_skip("skip", first, [1]).digest,
@@ -216,7 +211,7 @@ def test_a_fingerprint_tells_files_settings_dtype_and_layers_apart(tmp_path: Pat
     (tmp_path / "b" / "model.safetensors").write_bytes(bytes(changed))
     others["weights"] = loaded(tmp_path / "b").digest
     assert len({first.digest, *others.values()}) == len(others) + 1
-    assert edited(tmp_path / "a", transformers_version="0", torch_dtype="bfloat16")
+    edited(tmp_path / "a" / "config.json", transformers_version="0", torch_dtype="bfloat16")
     assert loaded(tmp_path / "a").digest == first.digest
 
 
@@ -231,12 +226,12 @@ def test_files_are_those_that_are_loaded(tmp_path: Path, monkeypatch: pytest.Mon
     (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
     assert weight_files(options[whole]) == (whole / "model.safetensors",)
     assert weight_files(TargetOptions(model="/models/x.gguf")) == (Path("/models/x.gguf"),)
-    edited(whole, transformers_weights="other.safetensors")
+    edited(whole / "config.json", transformers_weights="other.safetensors")
     assert weight_files(options[whole]) == ()
     (whole / "other.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
     assert weight_files(options[whole]) == (whole / "other.safetensors",)
     (whole / "own.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "other.safetensors"}}))
-    edited(whole, transformers_weights="own.safetensors.index.json")
+    edited(whole / "config.json", transformers_weights="own.safetensors.index.json")
     assert weight_files(options[whole]) == (whole / "other.safetensors",)
     (parts / "adapter_config.json").write_text("{}")
     assert weight_files(options[parts])[-1] == parts / "adapter_config.json"

@@ -19,29 +19,21 @@ from alphaprof.profiling.scoring.scorer import Scorer, by_document
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches
 from alphaprof.profiling.texts.corpus import Document
 from alphaprof.rules import parse_rule
-from alphaprof.totals.replay import Trace, replay, run_lengths
 from tests.generators import before_eos, by_lookup, by_model
-from tests.tiny import llama, noisy
+from tests.tiny import document, ending, llama, looping, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 NEW_TOKENS = 40
 GAMMAS = (1, 2, 3, 5, 8)
 
 
-def document(number: int, length: int) -> Document:
-    ids = np.random.default_rng(100 + number).integers(0, 250, length).astype(np.int32)
-    return Document(number, "a", None, 0, number, ids, None, False, NEW_TOKENS, "greedy", True)
-
-
-DOCUMENTS = [document(number, length) for number, length in enumerate([3, 17, 8, 30, 5, 12])]
+DOCUMENTS = [document(number, length, NEW_TOKENS) for number, length in enumerate([3, 17, 8, 30, 5, 12])]
 
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[Model, Model]:
     """A target and a draft that agree on about half of the tokens, both ready to end a text."""
-    target = llama(seed=7)
-    with torch.no_grad():
-        target.lm_head.weight[256] *= 2.0  # EOS turns up, so that ends are tested too
+    target = ending(llama(seed=7), 2.0)
     draft = noisy(target, 0.04)
     return DraftModel("target", target, "model", "t"), DraftModel("draft", draft, "model", "d")
 
@@ -134,31 +126,16 @@ def test_replayed_rounds_equal_those_of_assisted_generation(pair: tuple[Model, M
     assert ended > 0
 
 
-def looping(seed: int) -> Model:
-    """A target over few tokens, whose greedy text repeats itself and at times ends by itself (EOS has id 38)."""
-    network = llama(seed=seed, vocabulary=40, layers=2, eos_token_id=38, pad_token_id=39)
-    network.generation_config = GenerationConfig(eos_token_id=38, pad_token_id=39)
-    with torch.no_grad():
-        network.lm_head.weight[38] *= 1.4
-    return DraftModel("target", network, "model", "t")
-
-
-def few_tokens(number: int, length: int, limit: int) -> Document:
-    """A prompt over few tokens, which repeats itself as well."""
-    ids = np.random.default_rng(100 + number).integers(0, 12, length).astype(np.int32)
-    return Document(number, "a", None, 0, number, ids, None, False, limit, "greedy", True)
-
-
 def with_ends(item: Document) -> Document:
     """The same prompt with an EOS at every fourth place, as between the turns of a chat."""
     return dataclasses.replace(item, prompt=np.where(np.arange(len(item.prompt)) % 4 == 3, 38, item.prompt).astype(np.int32))
 
 
-LOOKED_UP = [
-    few_tokens(number, length, limit)
+LOOKED_UP = [  # over few tokens, which repeat themselves as well
+    document(number, length, limit, largest=12)
     for number, (length, limit) in enumerate([(3, 40), (17, 40), (8, 7), (30, 40), (5, 12), (1, 23), (20, 2), (9, 1)])
 ]
-LOOKED_UP += [with_ends(few_tokens(number, 30, 40)) for number in (8, 9)]
+LOOKED_UP += [with_ends(document(number, 30, 40, largest=12)) for number in (8, 9)]
 
 
 @pytest.mark.parametrize(("seed", "max_ngram"), [(6, 3), (8, 1)])
@@ -186,31 +163,8 @@ def test_replayed_rounds_equal_those_of_live_prompt_lookup(seed: int, max_ngram:
     assert seen == {"eos", "length", "accepted", "rejected", "nothing", "beyond the limit", "cut before an EOS"}
 
 
-def test_batched_greedy_text_equals_each_document_alone(pair: tuple[Model, Model]) -> None:
-    target, _ = pair
-    for item, _ in profiled(*pair):
-        ids = torch.from_numpy(item.document.prompt.astype(np.int64))[None]
-        output = target.network.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False
-        )
-        assert output[0, ids.shape[1] :].tolist() == item.ids.tolist()
-        assert (item.finish == "eos") == (item.ids[-1] == 256)
-        assert 256 not in item.ids[:-1]
-
-
 def test_the_greedy_token_is_the_scoring_pass_own_top(pair: tuple[Model, Model]) -> None:
     assert all(np.array_equal(columns["target_top"], item.ids) for item, columns in profiled(*pair))
-
-
-def test_a_draft_that_is_the_target_is_always_accepted(pair: tuple[Model, Model]) -> None:
-    target, _ = pair
-    for item, columns in profiled(target, DraftModel("draft", target.network, "model", "t")):
-        size = len(item.ids)
-        ends = np.array([0]), np.array([size])
-        agrees = columns["draft_top"] == columns["token"]
-        assert agrees.all()
-        trace = Trace(run_lengths(agrees, *ends), columns["proposed"].astype(np.int64), *ends)
-        assert replay(trace, 4).rounds[0] == -(-(size - 1) // 5)
 
 
 def test_rounds_that_stop_when_unsure_are_those_of_assisted_generation(pair: tuple[Model, Model]) -> None:

@@ -69,7 +69,7 @@ from tests.runs import (
 )
 from tests.synthetic import interrupted as left_running
 from tests.synthetic import without_rows
-from tests.tiny import tokenizer
+from tests.tiny import edited, tokenizer
 
 pytestmark = pytest.mark.models
 ROOFLINE = {"source": "roofline", "accelerator": "h100-sxm"}  # nothing is timed
@@ -360,19 +360,11 @@ def test_changed_profile_is_noticed_on_resume_and_changed_data_cannot_matter(
 
 
 def test_given_responses_are_scored_as_they_are(tiny: Path, tmp_path: Path) -> None:
+    ways = {"ids": {"path": "long.jsonl", "column": "ids", "on_policy": True}}
+    ways["text"] = {"path": "short.jsonl", "column": "response"}
     data = [
-        {
-            "domain": "ids",
-            "path": "long.jsonl",
-            "prompt": "{text}",
-            "continuation": {"kind": "given", "column": "ids", "on_policy": True},
-        },
-        {
-            "domain": "text",
-            "path": "short.jsonl",
-            "prompt": "{text}",
-            "continuation": {"kind": "given", "column": "response"},
-        },
+        {"domain": name, "path": way.pop("path"), "prompt": "{text}", "continuation": {"kind": "given"} | way}
+        for name, way in ways.items()
     ]
     run = run_profile(profile_file(tmp_path, tiny, data=data), tmp_path / "run")
     log = pd.read_parquet(tmp_path / "run" / "positions", filters=[("draft", "==", "close")])
@@ -414,27 +406,6 @@ def test_running_out_of_memory_halves_batches_and_says_so(
         run_profile(path, tmp_path / "other")
 
 
-def test_step_times_cover_every_length_and_draft(greedy_run: Run) -> None:
-    table = greedy_run.latency()
-    assert violations(table, LATENCY_COLUMNS) == []
-    rows = table.to_pandas()
-    target = rows[(rows["model"] == "target") & rows["step"].isin(["decode", "verify"])]
-    assert target["tokens"].tolist() == [1, 2, 3, 4, 5]
-    drafting = rows[rows["step"] == "draft"].groupby("model")["tokens"].agg(list).to_dict()
-    assert drafting == {name: [1, 2] for name in ("brief", "close", "skip", "wide")}
-    assert (rows["median_ms"] > 0).all()
-    assert (rows["p10_ms"] <= rows["p90_ms"]).all()
-    assert (rows["rounds_ms"].map(len) == rows["repeats"]).all()
-    assert target["context"].tolist() == [16] * 5
-    assert set(rows.loc[rows["step"] == "prefill", "model"]) == {"target", "brief", "close", "skip", "wide"}
-
-
-def edited(folder: Path, name: str, **changes: Any) -> None:
-    """Change a model's JSON file."""
-    path = folder / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 @pytest.fixture
 def own_target(tiny: Path, tmp_path: Path) -> Path:
     """A copy of the target that a test may change."""
@@ -447,10 +418,10 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
     target, out = {"model": str(own_target), "dtype": "float32"}, tmp_path / "run"
     path = profile_file(tmp_path, tiny, target=target, drafts=SKIP, costs=ROOFLINE)
     interrupted(path, out, monkeypatch)
-    edited(own_target, "generation_config.json", eos_token_id=[256, 97])
+    edited(own_target / "generation_config.json", eos_token_id=[256, 97])
     with pytest.raises(RunMismatch, match=r"not those of the run \(other target eos, skip eos\)"):
         run_profile(path, out, True)
-    edited(own_target, "generation_config.json", eos_token_id=256)
+    edited(own_target / "generation_config.json", eos_token_id=256)
     with monkeypatch.context() as patch:
         patch.setattr(profiling, "version", lambda name: "1.0")
         with pytest.raises(RunMismatch, match=rf"torch 1\.0, not {re.escape(version('torch'))}; transformers 1\.0, not"):
@@ -466,8 +437,8 @@ def test_another_eos_or_another_version_is_noticed_on_resume(
 
 
 def test_a_text_ends_at_the_tokenizers_eos_too(tiny: Path, own_target: Path, tmp_path: Path) -> None:
-    edited(own_target, "generation_config.json", eos_token_id=97)
-    edited(own_target, "config.json", eos_token_id=97)
+    edited(own_target / "generation_config.json", eos_token_id=97)
+    edited(own_target / "config.json", eos_token_id=97)
     path = profile_file(tmp_path, tiny, target={"model": str(own_target), "dtype": "float32"}, costs={"source": "none"})
     run = profiling.profile(load_profile(path, limit=1), tmp_path / "run", Silent())
     assert run.manifest.target.eos == (97, 256)
@@ -521,8 +492,9 @@ def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(
     assert report.results[0].gammas[0].tokens_per_round is not None
 
 
-def test_every_file_of_a_run_keeps_to_its_declaration(sampled_run: Run) -> None:
+def test_every_file_of_a_run_keeps_to_its_declaration(sampled_run: Run, greedy_run: Run) -> None:
     """Names, types, ranges, units and meanings."""
+    assert violations(greedy_run.latency(), LATENCY_COLUMNS) == []
     declared = {"positions": sampled_run.log_rules.columns, "totals": totals_columns(sampled_run.gammas)}
     declared |= {"documents": DOCUMENT_COLUMNS, "continuations": CONTINUATION_COLUMNS, "prompts": PROMPT_COLUMNS}
     seen = set()
@@ -644,7 +616,7 @@ def test_a_profile_reads_each_source_once(tiny: Path, tmp_path: Path, monkeypatc
 def test_penalties_of_a_model_are_warned_about_where_its_own_settings_are_asked_for(
     tiny: Path, own_target: Path, tmp_path: Path, generation_config: bool
 ) -> None:
-    edited(own_target, "generation_config.json", repetition_penalty=1.1, temperature=0.6, top_k=20, do_sample=True)
+    edited(own_target / "generation_config.json", repetition_penalty=1.1, temperature=0.6, top_k=20, do_sample=True)
     progress = Silent()
     continuation = {"kind": "sampled", "max_new_tokens": 4, "top_k": 30, "generation_config": generation_config}
     target = {"model": str(own_target), "dtype": "float32"}
@@ -706,7 +678,7 @@ def test_how_drafts_are_drawn_is_said_where_it_matters(
 
 def test_settings_of_a_model_do_not_reach_greedy_text(greedy_run: Run, tiny: Path, own_target: Path, tmp_path: Path) -> None:
     served = {"temperature": 0.6, "top_k": 3, "repetition_penalty": 2.0, "do_sample": True, "min_new_tokens": 20}
-    edited(own_target, "generation_config.json", **served)
+    edited(own_target / "generation_config.json", **served)
     target = {"model": str(own_target), "dtype": "float32"}
     run = run_profile(profile_file(tmp_path, tiny, target=target, drafts=SKIP, costs=ROOFLINE), tmp_path / "run")
     assert log_of(run, "skip")["token"].tolist() == log_of(greedy_run, "skip")["token"].tolist()

@@ -29,7 +29,7 @@ from alphaprof.profiling.models.quantised import stored_bytes
 from alphaprof.report.asked import Asked
 from alphaprof.run.manifest import Quantisation
 from alphaprof.run.reader import Run
-from tests.tiny import llama, tokenizer
+from tests.tiny import edited, llama, tokenizer
 
 pytestmark = pytest.mark.models
 BLOCK, PROJECTIONS = 16, 4 * 7
@@ -78,8 +78,7 @@ def saved(
     """A tiny Llama whose projections are packed, and the weights that they stand for."""
     llama().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantisation}))
+    edited(folder / "config.json", quantization_config=quantisation)
     weights, meant = load_file(folder / "model.safetensors"), {}
     for name in [name for name in weights if "_proj" in name]:
         packed = pack(name, weights.pop(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from typing import Any
@@ -18,7 +17,7 @@ from alphaprof.profiling.models.processing import PLAIN, Processing, Sampler, un
 from alphaprof.profiling.texts.continuations import Continuation, generate, generation_batches, scoring_batches
 from alphaprof.profiling.texts.corpus import Document
 from tests import reference
-from tests.tiny import llama
+from tests.tiny import ending, llama
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 IDS = 260
@@ -45,10 +44,7 @@ DOCUMENTS = [
 @pytest.fixture(scope="module")
 def target() -> Model:
     """A target whose texts end now and then."""
-    network = llama(seed=7)
-    with torch.no_grad():
-        network.lm_head.weight[256] *= 2.5
-    return DraftModel("target", network, "model", "t")
+    return DraftModel("target", ending(llama(seed=7), 2.5), "model", "t")
 
 
 def texts(found: list[Continuation]) -> dict[int, list[int]]:
@@ -162,16 +158,6 @@ def test_a_text_does_not_depend_on_its_batch(target: Model) -> None:
     assert texts(generate(target, DOCUMENTS[::-1], IDS)) == by_itself
     assert texts(generate(target, DOCUMENTS[1:4], IDS)) == {number: by_itself[number] for number in (1, 2, 3)}
     assert len({len(text) for text in by_itself.values()}) > 1  # some ended by themselves
-
-
-def test_a_longer_limit_lets_the_same_text_go_on(target: Model) -> None:
-    short, long = (
-        texts(generate(target, [dataclasses.replace(item, max_new_tokens=limit) for item in DOCUMENTS], IDS))
-        for limit in (6, 25)
-    )
-    assert all(long[number][: len(text)] == text for number, text in short.items())
-    assert any(len(text) > 6 for text in long.values())
-    assert all(len(text) == 6 or text[-1] == 256 for text in short.values())
 
 
 def test_texts_of_other_settings_or_limits_are_not_in_one_batch() -> None:

@@ -30,7 +30,7 @@ from tests.conftest import slow
 from tests.generators import before_eos
 from tests.profiling.test_architectures import CONFIGS, OTHERS, SOME, network
 from tests.profiling.test_scoring import PretendedGpu
-from tests.tiny import llama, noisy
+from tests.tiny import document, ending, llama, looping, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 EOS, IDS = 256, 260
@@ -38,12 +38,6 @@ NEW_TOKENS = 36
 GAMMAS = (1, 2, 6)
 STRICT = parse_rule("strict")
 SAMPLED = Processing(1.2, 0, 0.95)
-
-
-def document(number: int, length: int, limit: int, processing: Processing | None = None, largest: int = 250) -> Document:
-    ids = np.random.default_rng(100 + number).integers(0, largest, length).astype(np.int32)
-    kind = "greedy" if processing is None else "sampled"
-    return Document(number, "a", None, 0, number, ids, None, False, limit, kind, True, processing, 3)
 
 
 def documents(processing: Processing | None = None, largest: int = 250) -> list[Document]:
@@ -54,17 +48,12 @@ def documents(processing: Processing | None = None, largest: int = 250) -> list[
 @cache
 def target() -> Model:
     """A target that is ready to end a text."""
-    found = llama(seed=7)
-    with torch.no_grad():
-        found.lm_head.weight[EOS] *= 2.0
-    return DraftModel("target", found, "model", "t")
+    return DraftModel("target", ending(llama(seed=7), 2.0), "model", "t")
 
 
 def close(**changes: Any) -> Model:
     """A draft that agrees with the target on about half of the tokens, and proposes EOS more often."""
-    found = noisy(target().network, 0.04)
-    with torch.no_grad():
-        found.lm_head.weight[EOS] *= 1.2
+    found = ending(noisy(target().network, 0.04), 1.2)
     for name, value in changes.items():
         setattr(found.config, name, value)
     return DraftModel("draft", found, "model", "d")
@@ -87,16 +76,6 @@ def resized(size: int) -> Model:
     return DraftModel("draft", found, "model", "r")
 
 
-@cache
-def looping() -> Model:
-    """A target over few tokens, whose greedy text repeats itself; EOS is one of them."""
-    found = llama(seed=6, vocabulary=40, layers=2, eos_token_id=38, pad_token_id=39)
-    found.generation_config = GenerationConfig(eos_token_id=38, pad_token_id=39)
-    with torch.no_grad():
-        found.lm_head.weight[38] *= 1.4
-    return DraftModel("target", found, "model", "l")
-
-
 DRAFTS: dict[str, Callable[[], Draft]] = {
     "model": close,
     "layer_skip": lambda: layer_skip("draft", target(), [2]),
@@ -110,7 +89,7 @@ DRAFTS: dict[str, Callable[[], Draft]] = {
 
 def pair(kind: str) -> tuple[Model, Draft]:
     """A target with a draft of some kind."""
-    return (looping() if kind == "lookup" else target()), DRAFTS[kind]()
+    return (looping(6) if kind == "lookup" else target()), DRAFTS[kind]()
 
 
 def scored(ours: Model, draft: Draft, given: list[Document]) -> list[tuple[Continuation, dict[str, Any]]]:

@@ -25,7 +25,7 @@ from tests import reference
 from tests.conftest import slow
 from tests.loops import each
 from tests.profiling.test_sampling import assert_follows
-from tests.tiny import llama, noisy
+from tests.tiny import ending, llama, noisy
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
 Array = np.ndarray[Any, Any]
@@ -278,9 +278,7 @@ def prompt(number: int) -> Array:
 @pytest.fixture(scope="module")
 def pair() -> tuple[Model, Model]:
     """A target and a draft that agree on about half of the tokens, both ready to end a text."""
-    target = llama(seed=7)
-    with torch.no_grad():
-        target.lm_head.weight[256] *= 1.5
+    target = ending(llama(seed=7), 1.5)
     return DraftModel("target", target, "model", "t"), DraftModel("draft", noisy(target, 0.04), "model", "d")
 
 
