@@ -46,7 +46,7 @@ def options(tiny: Path, adapter: Path | None) -> TargetOptions:
 
 @pytest.mark.models
 @pytest.mark.filterwarnings(WARNS)
-def test_an_adapter_is_added_to_the_weights(tiny: Path, adapter: Path) -> None:
+def test_an_adapter_is_added_to_the_weights_and_its_files_tell_it_from_its_base(tiny: Path, adapter: Path) -> None:
     """W + alpha / r B A, by hand."""
     pytest.importorskip("peft")
     base, tuned = (load_model("target", options(tiny, each), "float32") for each in (None, adapter))
@@ -63,13 +63,6 @@ def test_an_adapter_is_added_to_the_weights(tiny: Path, adapter: Path) -> None:
     assert type(tuned.network) is type(base.network)
     assert tuned.facts().reference == f"{tiny / 'target'} + {adapter}"
     assert tuned.parameters == base.parameters
-
-
-@pytest.mark.models
-@pytest.mark.filterwarnings(WARNS)
-def test_the_files_of_the_adapter_tell_it_from_its_base(tiny: Path, adapter: Path) -> None:
-    pytest.importorskip("peft")
-    base, tuned = (load_model("target", options(tiny, each), "float32") for each in (None, adapter))
     assert tuned.digest.startswith("files-")
     assert tuned.digest != base.digest
     assert tuned.digest == load_model("target", options(tiny, adapter), "float32").digest

@@ -87,21 +87,6 @@ def test_a_text_that_grows_is_that_text_at_once(window: int | None) -> None:
     torch.testing.assert_close(torch.cat(made, 1), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_of_rounds_are_those_of_each_alone() -> None:
-    theirs, ours, rotary = modules(4)
-    verified = torch.randn(1, TOKENS, HIDDEN, requires_grad=True)
-    drafted = torch.randn(1, TOKENS - FIRST, HIDDEN, requires_grad=True)
-    rounds = Rounds(TOKENS - FIRST)
-    run(ours, rotary, verified, torch.arange(TOKENS), rounds=rounds)
-    run(ours, rotary, drafted, torch.arange(FIRST, TOKENS) + 1, rounds=rounds).square().sum().backward()
-    made = verified.grad, drafted.grad
-    verified.grad = drafted.grad = None
-    for base in range(FIRST, TOKENS):
-        rows = torch.cat([verified[:, : base + 1], drafted[:, base - FIRST, None]], 1)
-        alone(theirs, rotary, rows, 4)[:, -1].square().sum().backward()
-    torch.testing.assert_close(made, (verified.grad, drafted.grad), atol=1e-3, rtol=1e-3)
-
-
 @pytest.mark.parametrize("name", ["softcap", "position_bias"])
 def test_attention_of_another_kind_is_refused(name: str) -> None:
     rows = torch.zeros(1, 2, 3, 4)

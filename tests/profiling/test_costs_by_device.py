@@ -14,7 +14,7 @@ from alphaprof.config.engines import VLLM
 from alphaprof.config.hardware import ACCELERATORS, DEVICES
 from alphaprof.config.load import load_profile
 from alphaprof.config.options import MeasuredCosts, RooflineCosts
-from alphaprof.errors import CostsUnreadable, EngineFailed, OptionInvalid, ProfileInvalid, RunMismatch
+from alphaprof.errors import CostsUnreadable, OptionInvalid, ProfileInvalid, RunMismatch
 from alphaprof.profiling.checks import as_measured
 from alphaprof.profiling.profile import with_costs
 from alphaprof.report.build import build_report
@@ -169,16 +169,6 @@ def test_a_shape_that_is_not_known_is_found_before_weights_are_loaded(part: str,
         f"a roofline needs the shape of {'target' if part == 'target' else 'close'}, but MambaForCausalLM has no known shape"
     )
     assert all(words in caught.value.hint for words in ("source: table", "source: vllm", "source: none"))
-
-
-def test_a_draft_that_vllm_does_not_have_is_refused_before_weights_are_loaded(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafts = {"skip": {"kind": "layer_skip", "drop_layers": [1]}, "ngram": {"kind": "prompt_lookup"}}
-    path = profile_file(tmp_path, tiny, drafts=drafts, costs={"source": "vllm"}, vllm={"python": "/bin/false"})
-    monkeypatch.setattr("alphaprof.profiling.profile.load", pytest.fail)
-    with pytest.raises(EngineFailed, match="vLLM has no method for draft skip of kind layer_skip"):
-        run_profile(path, tmp_path / "run")
 
 
 def test_options_say_of_vllm_what_loaded_drafts_do(greedy_run: Run) -> None:

@@ -31,7 +31,7 @@ from alphaprof.run.schema import LogRules, violations
 from alphaprof.totals.replay import Trace, listed_rounds
 from tests import reference
 from tests.conftest import slow
-from tests.profiling.test_scoring import Crossed, PretendedGpu
+from tests.profiling.test_scoring import crossing
 from tests.tiny import llama
 
 pytestmark = [pytest.mark.models, pytest.mark.usefixtures("one_thread")]
@@ -236,15 +236,6 @@ def test_a_head_of_one_depth_has_the_columns_of_its_log() -> None:
     assert "agrees_2" not in frame
 
 
-def test_columns_do_not_depend_on_the_batch() -> None:
-    batch = texts()
-    together = scored(head(REDUCED), batch)
-    for item in batch:
-        alone = scored(head(REDUCED), [item])[item.document.document]
-        for name, values in together[item.document.document].items():
-            assert np.allclose(alone[name], values, atol=1e-4, equal_nan=True), name
-
-
 @pytest.mark.parametrize(
     ("ids", "rule", "layers"),
     [(None, "strict", (1, 2)), (REDUCED, "one_hot", (0, 2)), (None, "one_hot", (3, FINAL)), (REDUCED, "strict", (1, 2))],
@@ -312,25 +303,19 @@ def test_drafts_that_are_drawn_come_from_the_distribution_of_the_log(
 def test_on_a_gpu_nothing_waits_before_the_columns_cross(
     settings: Processing | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("alphaprof.profiling.models.teacher_forced._reproduces", lambda *_: True)
-    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
-
-    def cross(groups: list[Any]) -> None:
-        raise Crossed
-
-    monkeypatch.setattr("alphaprof.profiling.scoring.scorer._to_host", cross)
     draft, batch = head(REDUCED), texts(settings)
     known = draft._known  # what a run knows before it scores
     there = DraftModel("target", copy.deepcopy(target().network).to("meta"), "model", "t")
     network = draft.network.to("meta")  # type: ignore[attr-defined]
     network.embed = [there.network.get_input_embeddings()]
     network.ids = torch.tensor(REDUCED)
-    scorer = Scorer(there, [draft], TOKENS, extras=Extras.of(RULES, certificates=False))
-    scorer.ids = [torch.empty(len(known), dtype=torch.long, device="meta")]
-    mode = PretendedGpu()
-    with mode, pytest.raises(Crossed):
-        scorer.score(batch)
-    assert (mode.running, mode.waited, mode.mixed) == (True, [], [])
+
+    def made() -> Scorer:
+        scorer = Scorer(there, [draft], TOKENS, extras=Extras.of(RULES, certificates=False))
+        scorer.ids = [torch.empty(len(known), dtype=torch.long, device="meta")]
+        return scorer
+
+    crossing(monkeypatch, made, batch)
 
 
 def test_logits_that_are_not_finite_stop_a_run_at_any_depth() -> None:

@@ -25,20 +25,26 @@ pytestmark = pytest.mark.models
 TEXT = np.arange(10, dtype=np.int32)
 
 
+def watched(network: Any, patch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Texts and tokens that each pass of a network is given from now on, and the tokens in its cache by then."""
+    seen, forward = list[tuple[int, int, int]](), network.forward
+
+    def spy(**arguments: Any) -> Any:
+        seen.append((*arguments["input_ids"].shape, arguments[CACHE].get_seq_length()))
+        return forward(**arguments)
+
+    patch.setattr(network, "forward", spy)
+    return seen
+
+
 def test_a_step_feeds_its_tokens_on_top_of_the_context_and_takes_them_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = llama()
+    seen = watched(network, monkeypatch)
     with torch.inference_mode():
-        found = Stepper(DraftModel("target", llama(), "model", "t"), np.resize(TEXT, 32))
-        seen = []
-        forward = found.model.network.forward
-
-        def spy(**arguments: object) -> object:
-            seen.append((arguments["input_ids"].shape[1], arguments[CACHE].get_seq_length()))
-            return forward(**arguments)
-
-        monkeypatch.setattr(found.model.network, "forward", spy)
+        found = Stepper(DraftModel("target", network, "model", "t"), np.resize(TEXT, 32))
         for tokens in (1, 5, 2, 1):
             assert found.step(tokens) > 0
-    assert seen == [(1, 32), (5, 32), (2, 32), (1, 32)]
+    assert seen == [(1, 32, 0), (1, 1, 32), (1, 5, 32), (1, 2, 32), (1, 1, 32)]
     assert found.cache.get_seq_length() == 32
 
 
@@ -262,24 +268,18 @@ def test_a_batch_that_does_not_fit_is_left_out_and_said(monkeypatch: pytest.Monk
 
 def test_a_batch_is_filled_by_reading_its_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its texts are equal. Reading each would take as much memory as the longest prompt times the batch."""
-    network, seen = llama(), []
-    forward = network.forward
-
-    def spy(**arguments: Any) -> Any:
-        seen.append(tuple(arguments["input_ids"].shape))
-        return forward(**arguments)
-
-    monkeypatch.setattr(network, "forward", spy)
+    network = llama()
+    seen = watched(network, monkeypatch)
     with torch.inference_mode():
         found = Stepper(DraftModel("target", network, "model", "t"), np.resize(TEXT, 32), 3)
-        assert seen == [(1, 32)]
+        assert seen == [(1, 32, 0)]
         assert found.cache.get_seq_length() == 32
         for layer in found.cache.layers:
             assert layer.keys.shape[0] == layer.values.shape[0] == 3
             assert layer.keys.is_contiguous()  # each text has keys of its own in memory, as those of a server have
             assert torch.equal(layer.keys[0], layer.keys[2])
         found.step(2)
-    assert seen[1:] == [(3, 2)]
+    assert seen[1:] == [(3, 2, 32)]
 
 
 def test_a_search_of_prompt_lookup_is_timed_on_as_many_tokens_as_the_target_has_in_its_cache(

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +57,13 @@ def continuation(
     return Continuation(document, ids[prompt:], "length")
 
 
-BATCH = [continuation(0, 5, 7), continuation(1, 1, 12), continuation(2, 30, 3), continuation(3, 2, 1)]
+def batch_of(settings: Processing | None = None) -> list[Continuation]:
+    """Documents of all shapes; of sampled text the target keeps half of the tokens or so."""
+    shapes = ((0, 5, 7), (1, 1, 12), (2, 30, 3), (3, 2, 1))
+    return [continuation(number, prompt, length, processing=settings) for number, prompt, length in shapes]
+
+
+BATCH = batch_of()
 
 
 @pytest.fixture(scope="module")
@@ -92,25 +99,6 @@ def assert_equal(
         got = {name: float(found[name][place]) for name in expected}
         assert got == pytest.approx(expected, abs=2e-5, rel=2e-5), f"document {item.document.document} position {place}"
         assert int(found["token"][place]) == token
-
-
-@pytest.mark.parametrize("head_rows", [1, 5, 128])
-def test_columns_of_a_padded_batch_equal_each_document_alone(target: Model, draft: Model, head_rows: int) -> None:
-    scorer = Scorer(target, [draft], TOKENS)
-    scorer.head_rows, scorer.statistics_rows = head_rows, 3
-    assert scorer.target.chunked
-    assert scorer.drafts[0].chunked
-    found = by_document(BATCH, scorer.score(BATCH)["draft"])
-    for item in BATCH:
-        assert_equal(found[item.document.document], target, draft, item)
-
-
-def test_where_the_stand_in_fails_the_full_forward_gives_the_same(target: Model, draft: Model) -> None:
-    scorer, full = Scorer(target, [draft], TOKENS), Scorer(target, [draft], TOKENS)
-    full.target.chunked = full.drafts[0].chunked = False
-    expected, found = scorer.score(BATCH)["draft"], full.score(BATCH)["draft"]
-    for name, values in expected.items():
-        assert np.allclose(values, found[name], atol=2e-5), name
 
 
 def test_a_head_that_looks_at_other_tokens_is_not_run_in_chunks(target: Model) -> None:
@@ -299,24 +287,21 @@ SETTINGS = [
 ]
 
 
-def sampled(settings: Processing) -> list[Continuation]:
-    """The batch as sampled text; its tokens are among those that the target keeps in half of the positions or so."""
-    return [
-        continuation(number, prompt, length, processing=settings)
-        for number, prompt, length in ((0, 5, 7), (1, 1, 12), (2, 30, 3), (3, 2, 1))
-    ]
+WAYS: list[tuple[Processing | None, str, int]] = [(None, "same", rows) for rows in (1, 5, 128)]
+WAYS += [(settings, way, 5) for settings in SETTINGS for way in ("same", "temperature")]
 
 
-@each("draft_processing", ["same", "temperature"])
-@each("settings", SETTINGS)
-def test_columns_of_sampled_text_are_those_of_the_processed_distributions(
-    target: Model, draft: Model, settings: Processing, draft_processing: str
+@each(("settings", "draft_processing", "head_rows"), WAYS)
+def test_columns_of_a_padded_batch_are_those_of_each_documents_processed_distributions(
+    target: Model, draft: Model, settings: Processing | None, draft_processing: str, head_rows: int
 ) -> None:
-    batch = sampled(settings)
+    batch = batch_of(settings)
     scorer = Scorer(target, [draft], TOKENS, draft_processing)
-    scorer.head_rows, scorer.statistics_rows = 5, 3
+    scorer.head_rows, scorer.statistics_rows = head_rows, 3
+    assert scorer.target.chunked
+    assert scorer.drafts[0].chunked
     found = by_document(batch, scorer.score(batch)["draft"])
-    chosen = settings if draft_processing == "same" else Processing(settings.temperature)
+    chosen = settings if settings is None or draft_processing == "same" else Processing(settings.temperature)
     for item in batch:
         assert_equal(found[item.document.document], target, draft, item, draft_settings=chosen)
 
@@ -326,7 +311,7 @@ def test_columns_of_sampled_text_are_those_of_the_processed_distributions(
 def test_acceptance_of_every_default_rule_is_that_of_the_whole_distributions(
     target: Model, draft: Model, settings: Processing | None, draft_processing: str
 ) -> None:
-    batch = BATCH if settings is None else sampled(settings)
+    batch = batch_of(settings)
     scored = by_document(batch, Scorer(target, [draft], TOKENS, draft_processing).score(batch)["draft"])
     table = position_table(batch, scored, LogRules(LOGGED_RULES), "draft").to_pandas()
     for item in batch:
@@ -444,31 +429,41 @@ class Crossed(Exception):
     """The columns of a batch are on their way to the host."""
 
 
+def crossing(patch: pytest.MonkeyPatch, made: Callable[[], Scorer], batch: list[Continuation]) -> list[Columns]:
+    """The columns that a scorer has made on a pretended GPU when they cross to the host at once; nothing waited before."""
+    found: list[list[Columns]] = []
+
+    def cross(groups: list[Columns]) -> None:
+        found.append(groups)
+        raise Crossed
+
+    patch.setattr("alphaprof.profiling.models.teacher_forced._reproduces", lambda *_: True)
+    patch.setattr("alphaprof.profiling.scoring.scorer._to_host", cross)
+    # transformers itself looks at its position ids before a model runs.
+    patch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
+    patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    scorer, mode = made(), PretendedGpu()
+    with mode, pytest.raises(Crossed):
+        scorer.score(batch)
+    assert (mode.running, mode.waited, mode.mixed) == (True, [], [])
+    return found[0]
+
+
 @pytest.mark.parametrize("settings", [None, Processing(0.4), Processing(1.5, 30, 0.8, 0.1)], ids=str)
 def test_columns_on_a_gpu_are_made_on_it_and_nothing_waits_before_they_cross_at_once(
     target: Model, draft: Model, settings: Processing | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = BATCH if settings is None else sampled(settings)
+    batch = batch_of(settings)
     requested = Extras.of(LOGGED_RULES, certificates=True)
-    crossing: list[list[Columns]] = []
-
-    def cross(groups: list[Columns]) -> None:
-        crossing.append(groups)
-        raise Crossed
-
-    monkeypatch.setattr("alphaprof.profiling.models.teacher_forced._reproduces", lambda *_: True)
-    monkeypatch.setattr("alphaprof.profiling.scoring.scorer._to_host", cross)
-    # transformers itself looks at its position ids before a model runs.
-    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     there = [model(item.name, copy.deepcopy(item.network).to("meta")) for item in (target, draft)]
-    scorer = Scorer(there[0], [there[1], PromptLookup("ngram", 2, (256,), TOKENS, "float32")], TOKENS, extras=requested)
-    scorer.head_rows, scorer.statistics_rows = 5, 3
-    mode = PretendedGpu()
-    with mode, pytest.raises(Crossed):
-        scorer.score(batch)
-    assert (mode.running, mode.waited, mode.mixed) == (True, [], [])
-    columns = [column for group in crossing[0] for column in group.values()]
+    lookup = PromptLookup("ngram", 2, (256,), TOKENS, "float32")
+
+    def made() -> Scorer:
+        scorer = Scorer(there[0], [there[1], lookup], TOKENS, extras=requested)
+        scorer.head_rows, scorer.statistics_rows = 5, 3
+        return scorer
+
+    columns = [column for group in crossing(monkeypatch, made, batch) for column in group.values()]
     assert {column.device.type for column in columns} == {"meta"}
     assert {len(column) for column in columns} == {sum(len(item.ids) for item in batch)}
 

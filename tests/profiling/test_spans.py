@@ -77,11 +77,6 @@ def test_thinking_lies_between_its_markers_which_belong_to_it(prompt: str, text:
     assert marked(prompt, text) == expected
 
 
-def test_every_token_has_the_name_of_its_span() -> None:
-    found = spans(kind(MARKERS), BYTES, ids(BYTES, "p"), ids(BYTES, "x<think>a</think>b"))
-    assert found.tolist() == ["answer", *["thinking"] * 16, "answer"]
-
-
 def test_markers_are_what_the_profile_says() -> None:
     odd = Markers(begin="[[", end="]]")
     assert marked("", "a[[b]]<think>", odd) == ".[[b]]......."

@@ -62,12 +62,6 @@ def test_heads_of_other_layouts_are_written_in_that_of_speculators(layout: str, 
     assert stored["norm_before_residual"] is False
 
 
-def test_a_new_head_is_read_again_as_it_was(tmp_path: Path) -> None:
-    model = target(2)
-    network = new_head(model, torch.tensor([0, 2, 5]), seed=3)
-    same(network, again(tmp_path / "written", network, model))
-
-
 def test_a_new_head_begins_as_the_last_layer_of_its_target() -> None:
     """Without the embedding's half of its projections it computes what the target computes from its highest state."""
     model = target(2, num_hidden_layers=4)

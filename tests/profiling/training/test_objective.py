@@ -118,14 +118,6 @@ def test_acceptance_is_counted_round_by_round(setting: Setting) -> None:
     assert kept[0] > kept[1] > 0
 
 
-@pytest.mark.parametrize("loss", ["kl", "lk"])
-def test_a_text_counts_the_same_alone_and_in_a_batch(setting: Setting, loss: str) -> None:
-    with torch.no_grad():
-        alone = [torch.stack(setting.losses([index], loss)) for index in range(len(setting.texts))]
-        together = torch.stack(setting.losses(loss=loss))
-    assert torch.allclose(sum(alone, torch.zeros(DEPTHS)), together, rtol=1e-4)
-
-
 @pytest.mark.parametrize("budget", [20, 10_000])
 def test_the_loss_of_a_step_is_a_mean_over_drafts_however_many_texts_are_run_at_a_time(
     setting: Setting, budget: int
