@@ -20,7 +20,8 @@ from tests.profiling.modules import SIZES, spread
 
 pytestmark = pytest.mark.models
 
-COMMON = SIZES | {"vocab_size": 260, "num_hidden_layers": 4, "eos_token_id": 256, "pad_token_id": 257}
+COMMON = SIZES | {"vocab_size": 260, "intermediate_size": 64, "num_hidden_layers": 4}
+COMMON |= {"eos_token_id": 256, "pad_token_id": 257}
 EXPERTS = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GPT2 = {"vocab_size": 260, "n_positions": 256, "n_embd": 32, "n_layer": 4, "n_head": 4, "bos_token_id": None}
 NEOX = {name: COMMON[name] for name in COMMON if name != "num_key_value_heads"}

@@ -114,10 +114,8 @@ def test_a_pard_model_of_each_architecture_is_that_of_transformers(architecture:
 def test_what_is_not_of_the_kind_is_refused_by_name(stories15m: Path, tmp_path: Path) -> None:
     prompt = [TEXTS["pard"][0]["prompt"]]
     eagle3 = {"model": str(GOLDEN / "eagle3_stories15m")}
-    p_eagle = {"model": str(GOLDEN / "p_eagle_stories15m")}
     for number, (kind, changes, words) in enumerate(
         [
-            ("eagle3", p_eagle, "are those of P-EAGLE"),
             ("p_eagle", eagle3, "are those of EAGLE-3"),
             ("pard", eagle3, "are those of EAGLE-3"),
             ("pard", {"model": str(stories15m)}, "has no valid mask token"),
