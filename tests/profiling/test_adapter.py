@@ -121,14 +121,15 @@ def test_what_cannot_be_merged_is_refused_early(
     assert caught.value.hint.startswith("pip install")
 
 
-def test_vllm_is_not_started_without_the_adapter(tiny: Path, adapter: Path, tmp_path: Path) -> None:
-    path = profile_file(
-        tmp_path, tiny, vllm={"python": "python"}, target={"model": str(tiny / "target"), "adapter": str(adapter)}
-    )
-    profile = load_profile(path)
-    assert profile.vllm is not None
-    with pytest.raises(EngineFailed, match="without their adapters"):
-        check_engine(profile, profile.vllm, writes=True)
+def test_vllm_is_not_started_without_the_adapter_or_from_a_gguf_file(tiny: Path, adapter: Path, tmp_path: Path) -> None:
+    for target, words in (
+        ({"model": str(tiny / "target"), "adapter": str(adapter)}, "without their adapters"),
+        ({"model": "./model.gguf"}, "cannot load the target from a GGUF file"),
+    ):
+        profile = load_profile(profile_file(tmp_path, tiny, vllm={"python": "python"}, target=target))
+        assert profile.vllm is not None
+        with pytest.raises(EngineFailed, match=words):
+            check_engine(profile, profile.vllm, writes=True)
 
 
 def test_paths_of_adapters_start_at_the_profile(tiny: Path, adapter: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from alphaprof.config.options import MeasuredCosts, VllmOptions
 from alphaprof.costs.timing import reach
 from alphaprof.errors import AlphaprofError, EngineFailed, OptionInvalid, ProfileInvalid
 from alphaprof.profiling.checks import check_costs
-from alphaprof.profiling.engine import vllm_worker
+from alphaprof.profiling.engine import steps, vllm_worker
 from alphaprof.profiling.engine.client import VllmEngine, engine_environment
 from alphaprof.profiling.engine.server import VllmServer, arguments_of
 from alphaprof.profiling.engine.steps import FORCED, PLAIN, EngineTimes, speculation, steps_of_rounds, time_engines
@@ -131,6 +131,16 @@ def test_steps_of_a_round_follow_from_those_of_the_engines() -> None:
     )
     # A round costs what it took: verification, drafts and the rest.
     assert found["target", "verify", 4] + 3 * found["d", "draft", 1] + found["d", "bookkeeping", 1] == pytest.approx(24.0)
+
+
+def test_reading_a_prompt_costs_a_draft_what_its_engine_takes_beyond_the_plain_one() -> None:
+    """Of the rounds that both have."""
+    rows = [
+        {"engine": engine, "step": "prefill", "tokens": 8, "start": 0, "rounds_ms": ms}
+        for engine, ms in (("plain", [4.0, 4.0]), ("head", [5.0, 7.0, 99.0]))
+    ]
+    found = [(row["model"], row["median_ms"], row["repeats"]) for row in steps.prompts_read(rows)]
+    assert found == [("target", 4.0, 2), ("head", 2.0, 2)]
 
 
 class Engines:

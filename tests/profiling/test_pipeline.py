@@ -338,7 +338,9 @@ def test_damaged_shards_are_measured_again_and_no_other_ones(
 
     monkeypatch.setattr(profiling, "write_shard", writing)
     monkeypatch.setattr(profiling, "score_shard", scoring)
-    run_profile(greedy_run.path.parent / "profile.yaml", out, resume=True)
+    told = Silent()
+    profiling.profile(load_profile(greedy_run.path.parent / "profile.yaml"), out, told, resume=True)
+    assert "measuring 2 damaged shards again: 0, 2" in told.lines
     assert written == ([0, 2] if folder == "continuations" else [])
     assert scored == ([0, 2] if complete else [0, 1, 2])
     require_same_tables(out, greedy_run)
@@ -471,6 +473,15 @@ def test_models_that_do_not_fit_into_memory_say_so(tiny: Path, tmp_path: Path, m
     monkeypatch.setattr(profiling, "load_model", full)
     with pytest.raises(OutOfMemory, match="the models do not fit into memory"):
         run_profile(profile_file(tmp_path, tiny), tmp_path / "run")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_memory_of_models_is_given_back_where_there_is_a_gpu(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    profiling.release_memory()
+    assert emptied == [True] * there
 
 
 def test_a_target_whose_cache_cannot_be_cut_back_is_profiled_without_step_times(

@@ -243,6 +243,8 @@ def test_an_address_that_takes_no_driver_is_said_at_once(
     with pytest.raises(OptionInvalid, match=problem) as caught:
         require_ray()
     assert ("ray job submit" in caught.value.hint) == ("://" in address)
+    monkeypatch.delenv("RAY_ADDRESS")
+    require_ray()  # this machine alone
 
 
 @pytest.mark.parametrize(
