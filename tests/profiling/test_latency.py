@@ -195,6 +195,7 @@ def test_no_step_begins_after_the_budget(step_s: float, budget: float) -> None:
         (10_000, [(1, 8, 100), (1, 12, 100), (2, 8, 100), (2, 12, 100)], True, 0),
         (120, [(1, 8, 8)], True, 3),  # the first cell gets most of it
         (40, [(1, 8, 3)], True, 3),
+        (37, [(1, 8, 3)], False, 4),
     ],
 )
 def test_a_short_budget_gives_up_rounds_then_larger_batches_then_longer_contexts_and_says_so(
