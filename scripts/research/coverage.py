@@ -1,36 +1,44 @@
 #!/usr/bin/env python3
-"""Hold verdicts against traffic whose truth is known: populations of synthetic documents, replayed in full.
+"""Hold intervals and verdicts against populations of synthetic documents, replayed in full, whose truth is known.
 
-    python scripts/research/verdict_coverage.py PART [--designs NAME ...] [--samples 1000] [--seed 1]
+    python scripts/research/coverage.py PART [--designs NAME ...] [--samples N] [--seed 1]
 
-Samples are drawn from a population with replacement, and the product's own functions judge them. PART is one of `choice`
-(draft and gamma, with timing rounds of several kinds), `traffic` (domains from sources that are read to their end),
-`settle` (the number of documents that a report asks for), `load` (gamma by concurrency) and `gate` (`check --baseline` and
-`compare`). docs/research/coverage.md has the tables; behind each rate stand 1.96 standard errors.
+Samples are drawn from a population with replacement, and the product's own functions judge them. PART is one of `intervals`
+(of alpha, tokens per round and speedup), `gates` (verdicts that are asked for once, or again and again), `bad` (with a share
+of bad documents), `step_times` (intervals from noisy ones), `choice` (draft and gamma, with timing rounds of several kinds),
+`traffic` (domains from sources that are read to their end), `settle` (the number of documents that a report asks for),
+`load` (gamma by concurrency) and `baseline` (`check --baseline` and `compare`). docs/research/coverage.md has the tables.
+
+The first four parts promise something: exit code 1 where it is not so. With fewer than 2,000 samples three standard errors
+are granted. Behind each rate of the others stand 1.96 standard errors.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from scipy.stats import norm, truncnorm
 
 from alphaprof.config.options import MeasuredCosts
 from alphaprof.costs.cost_model import CostModel
-from alphaprof.costs.rounds import StepTime, StepTimes, Timing, time_spent
-from alphaprof.costs.speedup import Mix
+from alphaprof.costs.rounds import StepTime, StepTimes, Timing, free_draft, time_spent
+from alphaprof.costs.speedup import Mix, Speedup, speedup
 from alphaprof.costs.steps import StepRow, StepTable
-from alphaprof.costs.timing import step_times
+from alphaprof.costs.timing import ORDERED_ROUNDS, SURE, autocorrelation, largest_error, round_mixes, step_times
 from alphaprof.report.schedule import GammaByLoad
-from alphaprof.report.verdict import Question, judge, pooled_speedup
-from alphaprof.stats.estimate import Interval
+from alphaprof.report.speeds import speedup_interval, tokens_interval
+from alphaprof.report.verdict import CrossFit, Decision, Question, decide, judge, pooled_speedup
+from alphaprof.stats.estimate import Interval, pooled_share
 from alphaprof.stats.gates import Gate
 from alphaprof.stats.gates import judge as judge_gates
 from alphaprof.stats.paired import inverse_difference
@@ -49,11 +57,12 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Population:
-    """Documents of some lengths and domains [documents], with their rounds by draft and gamma."""
+    """Documents of some lengths and domains [documents], with their rounds by draft and gamma, and accepted positions."""
 
     size: Array
     domain: Array
     rounds: Mapping[str, Mapping[int, RoundCounts]]
+    accepted: Mapping[str, Array]
 
     @classmethod
     def drawn(
@@ -68,7 +77,7 @@ class Population:
     ) -> Population:
         """Each position is accepted with its document's probability, anew or, with probability `burst`, as the last one."""
         size = np.asarray(size, np.int64)
-        start, rounds = np.cumsum(size) - size, {}
+        start, rounds, accepted = np.cumsum(size) - size, {}, {}
         for draft, alpha in alphas.items():
             anew = rng.random(int(size.sum())) >= burst
             anew[start] = True
@@ -77,7 +86,8 @@ class Population:
             trace = Trace(run_lengths(agrees, start, start + size), np.full(len(agrees), MOST), start, start + size)
             found = replays(trace, list(gammas))
             rounds[draft] = {gamma: RoundCounts.of(each, np.arange(len(size))) for gamma, each in found.items()}
-        return cls(size, np.zeros(len(size), int) if domain is None else domain, rounds)
+            accepted[draft] = np.add.reduceat(agrees.astype(float), start)
+        return cls(size, np.zeros(len(size), int) if domain is None else domain, rounds, accepted)
 
     def truths(self, times: StepTimes, weights: Array | None = None) -> dict[Pair, float]:
         """The speedup of every draft and gamma, where a document is drawn as often as its weight says."""
@@ -87,6 +97,11 @@ class Population:
             for draft, each in self.rounds.items()
             for gamma, counts in each.items()
         }
+
+    def independent(self, rng: Random, documents: int) -> tuple[Array, RoundCounts]:
+        """Rows that are drawn, and the rounds of draft a on them, independent even where one was drawn twice."""
+        rows = rng.integers(0, len(self.size), documents)
+        return rows, dataclasses.replace(self.rounds["a"][GAMMA].rows(rows), cluster=np.arange(documents))
 
     def sample(self, rng: Random, rows: Array) -> dict[str, dict[str, DocumentTotals]]:
         """Pools of these documents, by draft, then domain; each is a unit with a name of its own."""
@@ -134,6 +149,235 @@ def asked(**more: Any) -> Question:
     return Question(**{"rule": "strict", "min_speedup": 1.0, "confidence": CONFIDENCE, "weights": None, **more})
 
 
+def going_on(rng: Random, shape: tuple[int, ...], share: float) -> Array:
+    """Normal noise along the first axis that keeps a share of itself from one round to the next."""
+    found = rng.standard_normal(shape)
+    for place in range(1, len(found)):
+        found[place] = share * found[place - 1] + math.sqrt(1 - share**2) * found[place]
+    return found
+
+
+def step_table(steps: Sequence[tuple[str, str, int]], ms: Array, batch: int = 1, redrawn: bool = True) -> StepTable:
+    """Times of timing rounds [rounds, steps] as a run has them."""
+    rows = zip(steps, step_times(ms), ms.T, strict=True)
+    return StepTable([StepRow(*step, batch, 256, time, rounds=tuple(each), redrawn=redrawn) for step, time, each in rows])
+
+
+# --- intervals and verdicts on one draft and gamma, and what they promise ----------------------------------------------
+
+GAMMA, ERROR = 5, 0.05
+LEVELS, EACH_LENGTH, LONGEST = 50, 400, 512  # lengths of a population, and documents of each
+SIZES, JUDGED, BAND = (20, 50), 50, 0.02  # documents of an interval, where it is judged, how far coverage may be off
+LONG_RUN, EVERY = 400, 5  # documents of a run that is extended until its verdict is good, and how many are added each time
+ENOUGH = 2000  # samples from which on noise is no excuse
+TIMES = StepTimes({n: StepTime(10 + 0.3 * (n - 1), 0.0) for n in range(1, GAMMA + 2)}, StepTime(0.5, 0.0))
+
+
+class Line(str):
+    """A line of rates, and whether it is as promised; None: for information."""
+
+    rates: Sequence[float]
+    met: bool | None
+
+    def __new__(cls, words: str, rates: Mapping[str, float], met: bool | None) -> Line:
+        """Write them."""
+        shown = ", ".join(f"{name} {100 * rate:.2f}%" for name, rate in rates.items())
+        found = super().__new__(cls, f"{words}: {shown}{'' if met is None else '; met' if met else '; NOT MET'}")
+        found.rates, found.met = tuple(rates.values()), met
+        return found
+
+
+def lengths(sigma: float = 0.8, longest: int = LONGEST) -> Array:
+    """LEVELS lengths, log-normal with median 128: the longest documents are thirty times as long as the shortest."""
+    drawn = 128 * np.exp(sigma * norm.ppf((np.arange(LEVELS) + 0.5) / LEVELS))
+    return np.asarray(np.clip(drawn, 16, longest).astype(np.int64))
+
+
+def documents_alphas(rng: Random, size: Array) -> Array:
+    """An acceptance probability for each document: normal around 0.65, standard deviation 0.15, cut to [0.05, 0.98]."""
+    return np.asarray(truncnorm.ppf(rng.random(len(size)), -4, 2.2, 0.65, 0.15))
+
+
+def easier_with_length(rng: Random, size: Array) -> Array:
+    """The same, from 0.2 lower for the shortest documents to 0.2 higher for the longest."""
+    return np.clip(documents_alphas(rng, size) + 0.4 * (np.argsort(np.argsort(size)) / len(size) - 0.5), 0.05, 0.98)
+
+
+Alphas = Callable[[Random, Array], Array]
+TEXTS: dict[str, tuple[Alphas, float]] = {
+    "alike": (lambda _, size: np.full(len(size), 0.65), 0.0),
+    "different": (documents_alphas, 0.0),
+    "bursty": (documents_alphas, 0.6),
+    "easier if long": (easier_with_length, 0.0),
+}
+
+
+def texts_of(name: str, rng: Random) -> Population:
+    """The population of a kind of texts."""
+    (alphas, burst), size = TEXTS[name], np.repeat(lengths(), EACH_LENGTH)
+    return Population.drawn(rng, size, {"a": alphas(rng, size)}, burst=burst, gammas=(GAMMA,))
+
+
+def slack(samples: int) -> float:
+    """Three standard errors of a rate of 5 %."""
+    return 3 * math.sqrt(ERROR * (1 - ERROR) / samples)
+
+
+def grant(samples: int) -> float:
+    """What a rate may be off by because there are few samples."""
+    return 0.0 if samples >= ENOUGH else slack(samples)
+
+
+def verdict_on(one: Speedup | None, threshold: float) -> Decision:
+    """The decision on a speedup for which nothing was chosen."""
+    return decide(CrossFit([], one), threshold, CONFIDENCE)
+
+
+def intervals(rng: Random, name: str, samples: int) -> Iterator[Line]:
+    """How often intervals hold the truth, and on which side they miss it."""
+    texts = texts_of(name, rng)
+    counts = texts.rounds["a"][GAMMA]
+    truths = {
+        "alpha": float(texts.accepted["a"].sum() / texts.size.sum()),
+        "tokens per round": float(counts.tokens.sum() / counts.rounds.sum()),
+        "speedup": texts.truths(TIMES)["a", GAMMA],
+    }
+
+    def found(documents: int) -> list[Any]:
+        rows, counts = texts.independent(rng, documents)
+        free, timed = (speedup([counts], [1.0], times) for times in (free_draft(GAMMA), TIMES))
+        alpha = pooled_share(counts.cluster, texts.accepted["a"][rows], texts.size[rows].astype(float), CONFIDENCE)
+        return [alpha, tokens_interval(free, GAMMA, CONFIDENCE), speedup_interval(timed, CONFIDENCE)]
+
+    for documents in SIZES:
+        drawn = [found(documents) for _ in range(samples)]
+        for place, (quantity, truth) in enumerate(truths.items()):
+            above = sum(one[place].low > truth for one in drawn) / samples
+            below = sum(one[place].high < truth for one in drawn) / samples
+            held = 1 - above - below
+            most = 1.0 if name == "alike" and quantity != "alpha" else CONFIDENCE + BAND + grant(samples)
+            met = CONFIDENCE - BAND - grant(samples) <= held <= most if documents == JUDGED else None
+            rates = {"held": held, "too high": above, "too low": below}
+            yield Line(f"{name}, {quantity} {truth:.3f}, {documents} documents", rates, met)
+
+
+def asked_again(counts: RoundCounts, threshold: float) -> str:
+    """The first verdict of fixed size that is not UNDECIDED, asked after every few documents."""
+    for size in range(EVERY, len(counts.tokens) + 1, EVERY):
+        seen = speedup([counts.rows(np.arange(size))], [1.0], TIMES)
+        if (verdict := verdict_on(seen, threshold).verdict) != "UNDECIDED":
+            return verdict
+    return "UNDECIDED"
+
+
+def gates(rng: Random, name: str, samples: int) -> Iterator[Line]:
+    """False verdicts of asking once, and of asking again and again, at a speedup that is the threshold."""
+    texts = texts_of(name, rng)
+    threshold = texts.truths(TIMES)["a", GAMMA]
+    found: dict[str, list[str]] = {"asked once": [], "asked again": []}
+    for _ in range(samples):
+        _, counts = texts.independent(rng, LONG_RUN)
+        found["asked once"].append(verdict_on(speedup([counts], [1.0], TIMES), threshold).verdict)
+        found["asked again"].append(asked_again(counts, threshold))
+    for kind, verdicts in found.items():
+        rates = {f"false {wrong}": verdicts.count(wrong) / samples for wrong in ("GO", "NO-GO")}
+        met = max(rates.values()) <= ERROR + slack(samples) if kind == "asked once" else None
+        yield Line(f"{name}, {kind}, speedup {threshold:.3f}", rates, met)
+
+
+BAD_SHARES, BAD_SIZES = (0.02, 0.10, 0.25), (4, 8, 16, 32, 64)
+GOOD_AND_BAD = {"1 and 0": (1.0, 0.0), "0.95 and 0.3": (0.95, 0.3)}
+BAD_LENGTHS = {"one length": np.full(LEVELS, 128), "different": lengths()}
+
+
+def bad(rng: Random, name: str, samples: int) -> Iterator[Line]:
+    """False GO where a share of the documents is bad: whether one of them is in a sample decides everything."""
+    accepted, rejected = GOOD_AND_BAD[name]
+    for kind, share in itertools.product(BAD_LENGTHS, BAD_SHARES):
+        size = np.repeat(BAD_LENGTHS[kind], EACH_LENGTH)
+        poor = np.arange(len(size)) % EACH_LENGTH < share * EACH_LENGTH
+        texts = Population.drawn(rng, size, {"a": np.where(poor, rejected, accepted)}, burst=0.0, gammas=(GAMMA,))
+        truth, rates = texts.truths(TIMES)["a", GAMMA], {}
+        for documents in BAD_SIZES:
+            drawn = [speedup([texts.independent(rng, documents)[1]], [1.0], TIMES) for _ in range(samples)]
+            rates[f"{documents} documents"] = sum(verdict_on(one, truth).verdict == "GO" for one in drawn) / samples
+        promised = kind == "one length" and share > 0.05
+        met = max([*rates.values()][BAD_SIZES.index(16) :]) <= ERROR + slack(samples) if promised else None
+        yield Line(f"{name}, {kind}, {share:.0%} bad, speedup {truth:.3f}, false GO", rates, met)
+
+
+HELD_BY_TIMES, HELD_IN_A_ROW = 0.93, 0.90  # what intervals of step times must hold at least
+ROUNDS = (5, 10, 20)  # of step times, where nothing stops them earlier
+SPREADS = (0.005, 0.01, 0.02)  # standard deviation of the logarithm of a step's time
+OUTLIERS, DISTURBED = 0.05, 3.0  # share of steps that take three times as long
+DRIFT = 0.5  # rise over all rounds, or over 20 of them
+ALONE = 5  # how many times as noisy decoding is, where it is disturbed alone
+SHAKEN = 0.1  # spread of what falls on the whole machine
+NOISES = ("log-normal", "outliers", "decode alone", "drift", "machine goes on", "steps go on")
+TIMED = [("target", "decode" if n == 1 else "verify", n) for n in range(1, GAMMA + 2)]
+TIMED += [("target", "bookkeeping", 1), ("small", "draft", 1), ("small", "draft", 2), ("small", "bookkeeping", 1)]
+TRUE_MS = np.array([*(10 + 0.3 * n for n in range(GAMMA + 1)), 0.1, 2.0, 2.2, 0.05])
+
+
+def drifting(rounds: int, over: int) -> Array:
+    """How much slower the machine gets, [rounds, steps]: from step to step, two rounds forwards and two backwards."""
+    place = np.tile(np.arange(len(TIMED)), (rounds, 1))
+    place[np.arange(rounds) % 4 >= 2] = place[0, ::-1]
+    return 1 + DRIFT * (np.arange(rounds)[:, None] + place / len(TIMED)) / over
+
+
+def disturbed(rng: Random, kind: str, rounds: int, spread: float) -> Array:
+    """Times in ms, [rounds, steps]: those of `TRUE_MS` with noise that leaves the medians of their ratios as they are. The
+    decode step, which comes first, is the median of three.
+    """
+    shape = (rounds, len(TIMED) + 2)
+    own = going_on(rng, shape, 0.5 if kind == "steps go on" else 0.0)
+    if kind == "decode alone":
+        own[:, 3:] /= ALONE
+    factor = np.exp(spread * own)
+    if kind == "outliers":
+        factor *= np.where(rng.random(shape) < OUTLIERS, DISTURBED, 1.0)
+    ms = TRUE_MS * np.column_stack([np.median(factor[:, :3], axis=1), factor[:, 3:]])
+    if kind == "drift":
+        ms *= drifting(rounds, min(rounds, ROUNDS[-1]))
+    if kind == "machine goes on":
+        ms *= np.exp(SHAKEN * going_on(rng, (rounds, 1), 0.5))
+    return np.asarray(ms)
+
+
+def stopped(ms: Array, mixes: Array) -> Array:
+    """The rounds after which `profiling.timing.latency` would stop for certainty, looking after each."""
+    kinds = [step for _, step, _ in TIMED]
+    for rounds in range(ORDERED_ROUNDS, len(ms)):
+        r = autocorrelation(zip(kinds, ms[:rounds].T, strict=True))
+        if largest_error(ms[:rounds], mixes, r) < SURE:
+            return ms[:rounds]
+    return ms
+
+
+def timings(rng: Random, kind: str, samples: int) -> Iterator[Line]:
+    """How often the interval that step times give a speedup holds the truth, and after how many rounds: on one text, whose
+    documents are certain.
+    """
+    _, counts = texts_of("alike", rng).independent(rng, 50)
+    exact = StepTable([StepRow(*step, 1, 256, ms) for step, ms in zip(TIMED, TRUE_MS, strict=True)])
+    truth = speedup([counts], [1.0], exact.times("small", GAMMA, 1, 256)).value
+    certain = {"sampling_error": 0.0, "skewness": 0.0, "unseen_slower": 0.0, "unseen_faster": 0.0}
+    mixes, most = round_mixes(TIMED, GAMMA), MeasuredCosts().repeats
+    for rounds, spread in [*((rounds, SPREADS[-1]) for rounds in ROUNDS), *((None, spread) for spread in SPREADS)]:
+        above = below = taken = 0
+        for _ in range(samples):
+            ms = disturbed(rng, kind, rounds or most, spread)
+            ms = ms if rounds else stopped(ms, mixes)
+            found = speedup([counts], [1.0], step_table(TIMED, ms, redrawn=False).times("small", GAMMA, 1, 256))
+            low, high = dataclasses.replace(found, **certain).bounds((1 - CONFIDENCE) / 2)
+            above, below, taken = above + (low > truth), below + (high < truth), taken + len(ms)
+        rates = {"held": 1 - (above + below) / samples, "too high": above / samples, "too low": below / samples}
+        met = rates["held"] >= (HELD_IN_A_ROW if kind == NOISES[-1] else HELD_BY_TIMES) - grant(samples)
+        ends = f"{rounds} rounds" if rounds else f"when sure, after {taken / samples:.1f} rounds"
+        yield Line(f"{kind}, spread {spread:.1%}, {ends}", rates, met)
+
+
 # --- timing rounds -----------------------------------------------------------------------------------------------------
 
 STEPS = [("target", "decode" if n == 1 else "verify", n) for n in range(1, MOST + 2)] + [(d, "draft", 1) for d in DRAFTS]
@@ -144,11 +388,7 @@ SLOW = {"tail": 0.2 * 0.6, "path": 0.15 * (math.exp(0.4) - 1)}  # by what verifi
 
 def noise(rng: Random, kind: str, rounds: int, spread: float) -> Array:
     """Logarithms of what disturbs each step in each timing round, [rounds, steps]."""
-    own = rng.standard_normal((rounds, len(STEPS)))
-    if kind == "ar":
-        for turn in range(1, rounds):
-            own[turn] = 0.6 * own[turn - 1] + 0.8 * own[turn]
-    logs = spread * own
+    logs = spread * going_on(rng, (rounds, len(STEPS)), 0.6 if kind == "ar" else 0.0)
     if kind == "tail":  # a fifth of the verifications take 1.6 times as long, each by itself
         logs[:, VERIFICATIONS] += math.log(1.6) * (rng.random((rounds, MOST)) < 0.2)
     if kind == "path":  # in 15% of the rounds all that a draft needs is slower, and plain decoding is not
@@ -161,8 +401,7 @@ def timed(rng: Random, kind: str, rounds: int, spread: float) -> Timing:
     if not rounds:
         return Timing(dict.fromkeys(DRAFTS, paid(kind)), "by these step times", {})
     ms = DECODE_MS * TRUE * np.exp(noise(rng, kind, rounds, spread))
-    rows = zip(STEPS, step_times(ms), ms.T, strict=True)
-    whole = StepTable([StepRow(*step, 1, 256, time, rounds=tuple(each), redrawn=True) for step, time, each in rows])
+    whole = step_table(STEPS, ms)
     each = [{draft: table.times(draft, MOST, 1, 256) for draft in DRAFTS} for table in (whole, *whole.halves)]
     halves = tuple(
         {draft: dataclasses.replace(one, half=place) for draft, one in half.items()} for place, half in enumerate(each[1:])
@@ -332,8 +571,7 @@ def load(rng: Random, name: str, samples: int) -> Iterator[str]:
         for batch in RISE:
             true = np.array([1 + RISE[batch] * (n - 1) for n in range(1, MOST + 2)] + [STEP[batch]])
             ms = DECODE_MS * true * np.exp(spread * rng.standard_normal((rounds, len(steps))))
-            each = zip(steps, step_times(ms), ms.T, strict=True)
-            rows += [StepRow(*step, batch, 256, time, rounds=tuple(turns), redrawn=True) for step, time, turns in each]
+            rows += step_table(steps, ms, batch).rows
         costs = CostModel(StepTable(rows), MeasuredCosts(source="measured"), SimpleNamespace(**facts), MOST, 256.0)
         pools = texts.sample(rng, rng.integers(0, MEMBERS, documents))
         pair, decision = judge(pools, costs.timing(1), mix, asked(), GAMMAS)
@@ -353,20 +591,20 @@ def load(rng: Random, name: str, samples: int) -> Iterator[str]:
         yield f"{name}, {batch} at a time: kept of the best {mean(kept[batch])}; {wrong}; shown/true {mean(ratios[batch])}"
 
 
-GATES = {"users of 1 document": 1.0, "users of 4 documents": 0.25, "few documents lose all": 1.0}
-GAMMA, DOMAINS, MARGIN = 4, 5, 0.03
+BASELINES = {"users of 1 document": 1.0, "users of 4 documents": 0.25, "few documents lose all": 1.0}
+CHECKED, DOMAINS, MARGIN = 4, 5, 0.03  # gamma, and the margin
 EACH = (8, 24, 80)  # documents of a domain
 
 
-def gate(rng: Random, name: str, samples: int) -> Iterator[str]:
+def baseline(rng: Random, name: str, samples: int) -> Iterator[str]:
     """Five domains before and after a change of tokens per round that is the same in each, on the same documents: what
     `check --baseline` and `compare` say at a margin of 3%. As one question: all bounds with Holm's correction.
     """
-    user = np.repeat(np.arange(MEMBERS), rng.geometric(GATES[name], MEMBERS))[:MEMBERS]
+    user = np.repeat(np.arange(MEMBERS), rng.geometric(BASELINES[name], MEMBERS))[:MEMBERS]
     domain, ours, shift = user * 7919 % DOMAINS, rng.normal(0, 1, (2, MEMBERS)), rng.normal(0, 1, (2, MEMBERS))
 
     def spread(each: Array) -> Array:  # most of it the user's
-        return np.asarray(each[0] if GATES[name] == 1 else 0.9 * each[0][user] + 0.44 * each[1])
+        return np.asarray(each[0] if BASELINES[name] == 1 else 0.9 * each[0][user] + 0.44 * each[1])
 
     size, lost = log_normal(rng, 4.8, 0.8, 1024), rng.random(MEMBERS)
     base = np.clip(np.array([0.3, 0.5, 0.6, 0.7, 0.8])[domain] + 0.12 * spread(ours), 0.02, 0.97)
@@ -421,43 +659,50 @@ def gate(rng: Random, name: str, samples: int) -> Iterator[str]:
 def _rounds(size: Array, alpha: Array) -> Array:
     """Rounds of documents whose positions are accepted with a probability each."""
     rng = np.random.default_rng(7)
-    return Population.drawn(rng, size, {"a": alpha}, gammas=(GAMMA,)).rounds["a"][GAMMA].rounds
+    return Population.drawn(rng, size, {"a": alpha}, gammas=(CHECKED,)).rounds["a"][CHECKED].rounds
 
 
 def _gate(first: tuple[Array, Array], second: tuple[Array, Array]) -> Gate:
     """Tokens per round after, as a share of those before, as `check --baseline` and `compare` bound it."""
 
     def bounds(tail: float) -> tuple[float, float]:
-        difference = inverse_difference(first, second, 1 - 2 * tail, GAMMA)
+        difference = inverse_difference(first, second, 1 - 2 * tail, CHECKED)
         before = float(first[1].sum() / first[0].sum())
         return difference.low / before, difference.high / before
 
     return Gate(-MARGIN, bounds)
 
 
-PARTS = {
-    "choice": (choice, CHOICES),
-    "traffic": (traffic, TRAFFICS),
-    "settle": (settle, SETTLES),
-    "load": (load, LOADS),
-    "gate": (gate, GATES),
+Part = Callable[[Random, str, int], Iterator[str]]
+PARTS: dict[str, tuple[Part, Sequence[str], int]] = {  # with its designs, and how many samples it has unless asked
+    "intervals": (intervals, tuple(TEXTS), 4000),
+    "gates": (gates, tuple(TEXTS), 2000),
+    "bad": (bad, tuple(GOOD_AND_BAD), 600),
+    "step_times": (timings, NOISES, 2000),
+    "choice": (choice, tuple(CHOICES), 1000),
+    "traffic": (traffic, tuple(TRAFFICS), 1000),
+    "settle": (settle, tuple(SETTLES), 1000),
+    "load": (load, tuple(LOADS), 1000),
+    "baseline": (baseline, tuple(BASELINES), 1000),
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Simulate and print."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Simulate and print; 1 if something is not as promised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--designs", nargs="*")
-    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--samples", type=int)
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
-    simulated, designs = PARTS[options.part]
+    options, failed = parser.parse_args(arguments), 0
+    simulated, designs, samples = PARTS[options.part]
     for place, name in enumerate(designs):
         if not options.designs or name in options.designs:
-            for line in simulated(np.random.default_rng([options.seed, place]), name, options.samples):
+            for line in simulated(np.random.default_rng([options.seed, place]), name, options.samples or samples):
                 print(line, flush=True)
+                failed += isinstance(line, Line) and line.met is False
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
