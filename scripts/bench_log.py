@@ -1,6 +1,6 @@
 """How fast and how flat the position log becomes totals and a report: each figure from a process of its own.
 
-    python scripts/bench_log.py [--positions 1000000 10000000] [--kind mixed] [--lookup] [--folder DIR]
+    python scripts/bench_log.py --measure totals RUN     or report; bench.py measures both on runs of several sizes
 
 Runs are those of synthetic_log.py. `bytes`: of the log on disk, a position and draft. `totals`: positions a second,
 reading, computing and writing, the loops being loaded from disk; `compile`: what the very first process spends beside that.
@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -67,11 +66,11 @@ def measured(name: str, path: Path, cache: Path | None = None) -> Figures:
     return found
 
 
-def figures(path: Path, positions: int, kind: str = "mixed", lookup: bool = False) -> Figures:
+def figures(path: Path, positions: int) -> Figures:
     """Write a run and measure everything on it."""
     from scripts.synthetic_log import Size, write_log
 
-    write_log(path, Size.of(positions, kind=kind, lookup=lookup))
+    write_log(path, Size.of(positions))
     with tempfile.TemporaryDirectory() as cache:
         first = measured("totals", path, Path(cache))
     totals = measured("totals", path)
@@ -113,22 +112,11 @@ def show(rows: Sequence[Figures]) -> str:
 
 
 def main() -> None:
-    """Measure runs of several sizes and print one table."""
+    """Measure one run."""
     parser = argparse.ArgumentParser(description="How fast and how flat the position log becomes totals and a report.")
-    parser.add_argument("--positions", type=int, nargs="+", default=[1_000_000])
-    parser.add_argument("--kind", choices=("greedy", "sampled", "mixed"), default="mixed")
-    parser.add_argument("--lookup", action="store_true", help="prompt lookup as a second draft")
-    parser.add_argument("--folder", type=Path, help="where runs are written and removed again")
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        print(json.dumps(MEASURES[given.measure[0]](Path(given.measure[1]))))
-        return
-    rows: list[dict[str, Any]] = []
-    for positions in given.positions:
-        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            rows.append(figures(Path(folder) / "run", positions, given.kind, given.lookup))
-    print(show(rows))
+    parser.add_argument("--measure", nargs=2, metavar=("WHAT", "RUN"), required=True)
+    name, run = parser.parse_args().measure
+    print(json.dumps(MEASURES[name](Path(run))))
 
 
 if __name__ == "__main__":

@@ -203,10 +203,12 @@ class Subject:
             (self.path / name).mkdir() if content is None else (self.path / name).write_bytes(content)
 
     def judged(self) -> Outcome:
-        """What its answers are now, beside what they were: the worst of them."""
-        outcomes = [judged(name, self.answers[name], reader()) for name, reader in self.readers.items()]
+        """What its answers are now, beside what they were: the worst of them, and all that was printed."""
+        now = {name: reader() for name, reader in self.readers.items()}
+        outcomes = [judged(name, self.answers[name], outcome) for name, outcome in now.items()]
         worst = max(outcomes, key=lambda outcome: (*FINE, *FAILURES).index(outcome.kind))
-        return Outcome(worst.kind, f"{self.path.parent.name}, {worst.detail}")
+        printed = "".join(outcome.text + outcome.said for outcome in now.values())
+        return Outcome(worst.kind, f"{self.path.parent.name}, {worst.detail}", printed)
 
 
 def readers(run: Path, drafts: Sequence[str]) -> dict[str, Callable[[], Outcome]]:
@@ -695,7 +697,7 @@ def forged(folder: Path) -> Iterator[Case]:
             (subject.path / "manifest.json").write_text(json.dumps(tree))
             name = f"{name} = {json.dumps(value)[:60]}"
         outcome = subject.judged()
-        if any("root:" in reader.said + reader.text for reader in [outcome]):
+        if "root:" in outcome.text:  # of /etc/passwd
             return Outcome("told", f"{name}: {outcome.detail}")
         return Outcome("answered" if outcome.kind == "silently different" else outcome.kind, f"{name}: {outcome.detail}")
 
@@ -786,16 +788,10 @@ PLANTS = {  # where a user may put a secret: what is added to a profile, or the 
     "report": "",
     "--set": "",
 }
-NAMES = (
-    "aws_secret_access_key",
-    "AWS_CREDENTIALS",
-    "api_token",
-    "HF_TOKEN",
-    "db_password",
-    "auth",
-    "s3.credential",
-    "apiKey",
-)
+NAMES = ("aws_secret_access_key", "AWS_CREDENTIALS", "api_token", "HF_TOKEN")
+NAMES += ("db_password", "auth", "s3.credential", "apiKey")
+ADDRESSES = ("http://user:SECRET@127.0.0.1:9/x.jsonl", "https://127.0.0.1:9/x.jsonl?api_key=SECRET&b=SECRET")
+ADDRESSES += ("hf://user:SECRET@datasets/a/b", "http://SECRET@127.0.0.1:9/", "s3://user:SECRET@b/x.jsonl")
 
 
 @contextmanager
@@ -818,12 +814,7 @@ def secrets(folder: Path) -> Iterator[Case]:
 
     def case(rng: random.Random) -> Outcome:
         secret = "".join(rng.choices("ABCDEFGHJKLMNP", k=12)) + rng.choice(("", "x" * 80))
-        address = rng.choice(
-            ("http://user:SECRET@127.0.0.1:9/x.jsonl", "https://127.0.0.1:9/x.jsonl?api_key=SECRET&b=SECRET")
-        )
-        address = rng.choice(
-            (address, "hf://user:SECRET@datasets/a/b", "http://SECRET@127.0.0.1:9/", "s3://user:SECRET@b/x.jsonl")
-        )
+        address = rng.choice(ADDRESSES)
         kind, run = rng.choice(list(PLANTS)), folder / "run"
         shutil.rmtree(run, ignore_errors=True)
         lines = dict(plain)
@@ -831,10 +822,8 @@ def secrets(folder: Path) -> Iterator[Case]:
             lines[line.partition(":")[0]] = line
         (folder / "profile.yaml").write_text("\n".join(lines.values()).replace("SECRET", secret))
         address = address.replace("SECRET", secret)
-        if kind == "diagnose":
-            outcomes = [command("diagnose", address)]
-        elif kind == "report":
-            outcomes = [command("report", address)]
+        if kind in ("diagnose", "report"):
+            outcomes = [command(kind, address)]
         else:
             more = ["--set", f"vllm={{url: '{address}'}}"] if kind == "--set" else []
             outcomes = [command("profile", folder / "profile.yaml", *more, "--out", run)]

@@ -85,9 +85,8 @@ class Recipe:
 
     Times in ms: a draft step takes `draft_ms`, verification of n tokens 10 + `extra_ms` (n - 1); `latency` False leaves the
     table out. `sources` adds domains a second time: (name, Domain) pairs, for a domain with two kinds of text. `thinking`:
-    how far into a text its thinking goes at most, as a share of it; None: no spans. `limited`: each domain is a source that
-    ended at its limit, and not all of them one file that was read to its end. `heads`: draft heads, and what their facts
-    have beside those of `head_facts`.
+    how far into a text its thinking goes at most, as a share of it; None: no spans. `heads`: draft heads, and what their
+    facts have beside those of `head_facts`.
     """
 
     domains: Mapping[str, Domain] = field(default_factory=lambda: {"code": Domain(), "chat": Domain(alpha=0.4)})
@@ -107,7 +106,6 @@ class Recipe:
     thinking: float | None = None
     certificates: bool = False
     seed: int = 0
-    limited: bool = False
 
     @property
     def log_rules(self) -> LogRules:
@@ -126,7 +124,6 @@ class Document:
     length: int
     tokens: Array
     law: Array | None = None  # of sampled text: the target's distribution [positions, len(WORDS)] over WORDS
-    source: int = 0
 
 
 def write_run(path: Path, recipe: Recipe | None = None) -> Run:
@@ -305,7 +302,7 @@ def manifest(recipe: Recipe) -> Manifest:
             "drafts": {name: {"kind": "model", "model": f"synthetic/{name}"} for name in recipe.drafts}
             | {name: {"kind": "prompt_lookup"} for name in recipe.lookups}
             | {name: {"kind": "eagle3", "model": f"synthetic/{name}"} for name in recipe.heads},
-            "data": _sources(recipe),
+            "data": [{"path": "synthetic.jsonl", "prompt": "{text}", "domain": {"column": "domain"}, "limit": None}],
             "rules": list(recipe.rules),
             "gammas": list(recipe.gammas),
             "costs": {"source": "measured", "context": 256, "repeats": 20},
@@ -321,13 +318,6 @@ def manifest(recipe: Recipe) -> Manifest:
     )
 
 
-def _sources(recipe: Recipe) -> list[dict[str, Any]]:
-    common = {"path": "synthetic.jsonl", "prompt": "{text}"}
-    if not recipe.limited:
-        return [common | {"domain": {"column": "domain"}, "limit": None}]
-    return [common | {"domain": name, "limit": domain.documents} for name, domain in recipe.domains.items()]
-
-
 def _documents(recipe: Recipe, rng: np.random.Generator) -> list[Document]:
     """The documents in corpus order: domains take turns."""
     sources = [*recipe.domains.items(), *recipe.sources]
@@ -336,8 +326,7 @@ def _documents(recipe: Recipe, rng: np.random.Generator) -> list[Document]:
     for number, (row, name, options) in enumerate(sorted(places, key=lambda place: place[0])):
         length = int(rng.integers(options.shortest, options.longest + 1))
         if options.temperature is None:
-            source = list(recipe.domains).index(name) if recipe.limited else 0
-            found.append(Document(number, name, options, row, length, rng.integers(3, VOCABULARY, length), source=source))
+            found.append(Document(number, name, options, row, length, rng.integers(3, VOCABULARY, length)))
             continue
         law = rng.dirichlet(np.full(len(WORDS), 0.4), length)
         drawn = np.array([rng.choice(WORDS, p=None if options.uniform else weights) for weights in law])
@@ -617,7 +606,7 @@ def _row(document: Document) -> dict[str, Any]:
         "document": number,
         "domain": document.domain,
         "cluster": options.clusters[document.row] if options.clusters else None,
-        "source": document.source,
+        "source": 0,
         "source_row": document.row,
         "prompt_hash": hashlib.sha256(prompt.encode()).hexdigest(),
         "prompt_tokens": 8,
