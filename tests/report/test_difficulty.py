@@ -1,4 +1,4 @@
-"""Where drafts are right: tenths of the positions, and runs of accepted tokens."""
+"""Runs of accepted tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 from alphaprof.stats.estimate import autocorrelation
 from tests.reporting import log_of, only, reported, rows_of
 from tests.synthetic import Domain, Recipe, write_run
-
-SAMPLED = Domain(temperature=1.0, continuation="sampled", documents=8)
 
 
 def test_the_autocorrelation_of_a_sequence_by_hand() -> None:
@@ -37,21 +35,3 @@ def test_burstiness_is_the_correlation_of_neighbours_in_the_log(tmp_path: Path, 
     found = only(reported(tmp_path / "again", recipe), "code").burstiness
     assert found.value == pytest.approx(expected, abs=1e-9)
     assert found.low < found.value < found.high
-
-
-@pytest.mark.parametrize("rule", ["strict", "one_hot", "lossless", "additive_0p1"])
-def test_tenths_are_those_of_the_log(tmp_path: Path, rule: str) -> None:
-    domain = SAMPLED if rule in ("one_hot", "lossless") else Domain(coverage=0.8)
-    recipe = Recipe(domains={"code": domain, "chat": domain}, rules=(rule,))
-    report = reported(tmp_path, recipe)
-    rows = log_of(write_run(tmp_path / "again", recipe))
-    mine = [item for item in report.section("target").tenths if item.rule == rule]
-    assert sum(item.positions for item in mine) == (rows["proposed"] > 0).sum()
-    for item in mine:
-        inside = (rows["target_margin"] >= (-np.inf if item.low is None else item.low)) & (
-            rows["target_margin"] < (np.inf if item.high is None else item.high)
-        )
-        chosen = rows[inside & (rows["proposed"] > 0)]
-        assert len(chosen) == item.positions
-        if item.accepted is not None:
-            assert item.accepted.value == pytest.approx(chosen[f"accept_{rule}"].mean(), abs=1e-6)

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
+from alphaprof.render import format as fmt
+from alphaprof.render.blocks import Table
 from alphaprof.report.build import RunReport, build_report
 from alphaprof.run.reader import Run
 from tests.conftest import slow
 from tests.loops import each
 from tests.reference import LOGGED_RULES
+from tests.report.test_report_certificates import ACCEPTS
 from tests.reporting import (
     as_json,
     as_terminal,
@@ -54,22 +56,14 @@ POLICY = {
     **dict.fromkeys(("foreign", "wiki"), ""),
 }
 DRAFTS = (*MIXED.drafts, *MIXED.lookups)
+RULES = (*LOGGED_RULES, "tree_2")
 # What beta_t is, said once more, over the rows of one draft's log that have a proposal.
-FORMULAS: dict[str, Callable[[pd.DataFrame], Any]] = {
+FORMULAS: dict[str, Callable[[pd.DataFrame], Any]] = ACCEPTS | {
     "strict": lambda rows: rows["draft_top"] == rows["reference"],
     "lossless": lambda rows: rows["overlap"].fillna(rows["target_prob_of_draft_top"]),
     "one_hot": lambda rows: rows["target_prob_of_draft_top"],
-    "additive_0p1": lambda rows: rows["known"] >= rows["best"] - 0.1,
-    "additive_0p2": lambda rows: rows["known"] >= rows["best"] - 0.2,
-    "multiplicative_0p3": lambda rows: rows["known"] >= 0.3 * rows["best"],
-    "top_m_3": lambda rows: rows["target_rank_of_draft_top"] <= 3,
-    "typical_0p09_0p3": lambda rows: (
-        rows["known"] >= np.minimum(rows["best"], np.minimum(0.09, 0.3 * np.exp(-rows["target_entropy"].astype(float))))
-    ),
-    "trtllm_10_0p6": lambda rows: (rows["target_rank_of_draft_top"] <= 10) & (rows["known"] >= rows["best"] - 0.6),
     "tree_2": lambda rows: (rows["draft_rank_of_token"] <= 2) | (rows["draft_top"] == rows["token"]),
 }
-RULES = [rule for rule in FORMULAS if rule != "additive_0p2"]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +92,19 @@ def test_alpha_is_that_of_the_position_log(report: RunReport, positions: pd.Data
         assert result.alpha.low <= result.alpha.value <= result.alpha.high
         assert result.coverage == len(proposals) / len(rows)
         assert (result.positions, result.documents) == (len(rows), MIXED.domains[domain].documents)
+
+
+@each("draft", DRAFTS)
+def test_every_other_rule_shows_its_alpha_with_what_it_is_worth(report: RunReport, draft: str) -> None:
+    """In the row of its text and the column of its rule: * off-policy, ~ lossy."""
+    (table,) = [block for block in report.drawn("rules")[1] if isinstance(block, Table) and block.draft == draft]
+    own = {"strict": ("greedy",), "one_hot": ("sampled",), "lossless": ("sampled",)}  # other rules keep any text
+    for found in (found for found in every(report) if found.draft == draft and found.verdict is None):
+        known = POLICY[found.domain] in own.get(found.rule, ("greedy", "sampled"))
+        mark = "*" if not known else " " if found.rule in (*own, "tree_2") else "~"
+        (cells,) = [cells for name, cells in table.rows if name.split()[0] == found.domain and found.rule in cells]
+        ends = f"[{fmt.share(found.alpha.low, 2)}, {fmt.share(found.alpha.high, 2)}]"
+        assert cells[found.rule] == f"{fmt.share(found.alpha.value)}{mark}\n{ends}"
 
 
 SAMPLED_TEXT = [name for name in POLICY if POLICY[name] == "sampled"]
