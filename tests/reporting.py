@@ -147,6 +147,26 @@ def recounted(rows: pd.DataFrame, gamma: int, looked_up: bool = False) -> dict[s
     return total
 
 
+def rounds_of_head(log: pd.DataFrame, gamma: int) -> tuple[int, int, Any, Any]:
+    """Tokens and rounds of a head on the texts of a log, token by token; how many drafts were tested and kept by depth."""
+    tokens = rounds = 0
+    tested, kept = np.zeros(gamma), np.zeros(gamma)
+    for _, text in log.groupby("document"):
+        rows, at = text.to_dict("records"), 1
+        while at < len(rows):
+            depth = 0
+            while depth < min(gamma, rows[at]["proposed"], len(rows) - at):
+                row = rows[at + depth]
+                tested[depth] += 1
+                if not (row[f"agrees_{depth + 1}"] if depth else row["draft_top"] == row["token"]):
+                    break
+                kept[depth] += 1
+                depth += 1
+            at, rounds = at + depth + 1, rounds + 1
+        tokens += len(rows) - 1
+    return tokens, rounds, tested, kept
+
+
 def expected_rounds_of(kept: Sequence[float], proposed: Sequence[int], gamma: int) -> float:
     """The expected number of rounds of one document whose drafted tokens are kept with these probabilities.
 

@@ -15,7 +15,6 @@ from alphaprof.report.build import build_report
 from alphaprof.rules import NOT_MODELLED, RULES
 from alphaprof.run.reader import Run
 from tests.conftest import Runner
-from tests.loops import each
 from tests.reporting import as_json, as_terminal, log_of, rows_of
 from tests.synthetic import Domain, Recipe, contents, flipped, write_run
 
@@ -55,40 +54,6 @@ def test_a_rule_that_was_not_profiled_is_evaluated_on_the_log(run: Run, console_
         kept = rows["target_prob_of_draft_top"].astype(float) >= rows["target_top_prob"].astype(float) - 0.2
         assert result["alpha"]["value"] == pytest.approx(kept.mean())
         assert (result["lossy"], result["verdict"], result["gammas"]) == (True, None, [])
-
-
-BAD_RULES = {
-    "unknown": ("nonsense", "unknown rule 'nonsense'"),
-    "not modelled": ("fly", "'fly' is not supported"),
-    "out of range": ("additive:2", "epsilon must be a number from 0 to 1"),
-    "too few values": ("typical:0.1", "has 2 parameters, not 1"),
-    "hostile": ("x\n\x1b[2J\u202e", "unknown rule"),
-}
-BAD_SETTINGS = {
-    "unknown key": ("decision.rul=strict", "unknown key decision.rul"),
-    "what was measured": ("gammas=[1]", "a report can only change decision.*, costs.* and hybrids.*"),
-    "a domain less": ("decision.weights={code: 1.0}", "does not name domain 'story'"),
-    "no such draft": ("decision.draft=large", "not among the drafts (small, lookup)"),
-    "measured afterwards": ("costs.context=512", "a report measures no step times"),
-    "outside the timed": ("decision.concurrency=65", "65 is outside"),
-    "hostile": ("decision.\x1b[2J\u202e\n=1", "unknown key"),
-}
-BAD = [pytest.param("--rules", *case, id=f"rules: {name}") for name, case in BAD_RULES.items()]
-BAD += [pytest.param("--show", "cuases", "a report has no section 'cuases'", id="unknown section")]
-BAD += [pytest.param("--set", *case, id=f"set: {name}") for name, case in BAD_SETTINGS.items()]
-
-
-@each(("option", "value", "problem"), BAD)
-def test_what_cannot_be_asked_is_refused_in_two_lines(
-    run: Run, console_script: Runner, option: str, value: str, problem: str
-) -> None:
-    code, output, errors = console_script("report", run.path, option, value)
-    lines = errors.splitlines()
-    assert (code, output) == (2, "")
-    assert [line.split(" ")[0] for line in lines] == ["error:", "hint:"]
-    assert all(line.isprintable() for line in lines)
-    assert problem in lines[0]
-    assert len(lines[1]) > len("hint: ")
 
 
 def test_damage_is_an_error_and_missing_totals_are_counted_again(tmp_path: Path, console_script: Runner) -> None:

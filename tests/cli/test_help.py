@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,43 +25,35 @@ ROOT = Path(__file__).parents[2]
 place = pages.place
 
 
-def commands(group: Any = None, *names: str) -> Iterator[tuple[str, ...]]:
-    """The words of every command."""
-    for name, command in (group or typer.main.get_command(app)).commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, *names, name)
-        else:
-            yield (*names, name)
+GROUP: Any = typer.main.get_command(app)
+COMMANDS: dict[str, Any] = GROUP.commands
 
 
-def examples_of(words: tuple[str, ...]) -> list[str]:
+def examples_of(name: str) -> list[str]:
     """The examples at the end of a command's help."""
-    command: Any = typer.main.get_command(app)
-    for word in words:
-        command = command.commands[word]
-    return str(command.epilog).split("\n\n")[1:]
+    return str(COMMANDS[name].epilog).split("\n\n")[1:]
 
 
-def help_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def help_of(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
-    return CliRunner().invoke(app, [*words, "--help"]).output.splitlines()
+    return CliRunner().invoke(app, [name, "--help"]).output.splitlines()
 
 
-@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
-def test_help_is_read_in_80_columns_and_ends_with_examples(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = help_of(words, monkeypatch)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_read_in_80_columns_and_ends_with_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = help_of(name, monkeypatch)
     assert max(map(len, lines)) == 80
     assert [line for line in lines if "…" in line] == []  # an option that does not fit
     panels = [line.split("─ ")[1].split(" ─")[0] for line in lines if line.startswith("╭")]
     assert [panel for panel in panels if panel != "Arguments"] == [panel for panel in PANELS if panel in panels]
-    examples = examples_of(words)
+    examples = examples_of(name)
     assert examples
     assert [line.strip() for line in lines if line.strip()][-len(examples) :] == examples
-    assert all(example.startswith(" ".join(("alphaprof", *words))) for example in examples)
+    assert all(example.startswith(f"alphaprof {name}") for example in examples)
 
 
 def test_an_option_stands_in_the_panel_of_its_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "\n".join(help_of(("check",), monkeypatch))
+    text = "\n".join(help_of("check", monkeypatch))
     found = {
         name: [panel for panel in text.split("╭─ ") if f" {name} " in panel.split("╰")[0]] for name in ("--gamma", "--out")
     }
@@ -72,12 +63,12 @@ def test_an_option_stands_in_the_panel_of_its_purpose(monkeypatch: pytest.Monkey
     assert any(panel.startswith(HOW) and "--undecided" in panel for panel in text.split("╭─ "))
 
 
-@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
-def test_examples_of_help_work(words: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_help_work(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     Path("log.jsonl").write_text(json.dumps(sglang.openai() | {"domain": "code"}))
     Path("traffic.jsonl").write_text(json.dumps({"prompt": "hello"}))
-    for example in examples_of(words):
+    for example in examples_of(name):
         pages.tried(example)
 
 
@@ -115,13 +106,9 @@ SERVERS = re.compile(
 
 def test_every_option_that_a_text_names_is_one_of_the_command_that_it_is_about() -> None:
     """Of `alphaprof train --init` one of train's, and of a bare `--init` one of some command."""
-    options: dict[str, set[str]] = {}
-    for words in commands():
-        command: Any = typer.main.get_command(app)
-        for word in words:
-            command = command.commands[word]
-        for word in words:
-            options.setdefault(word, {"--help"}).update(name for each in command.params for name in each.opts)
+    options = {
+        name: {"--help", *(option for each in command.params for option in each.opts)} for name, command in COMMANDS.items()
+    }
     every, seen = {"--version"}.union(*options.values()), 0
     exports = {
         *(ROOT / "alphaprof/commands/export").glob("*.py"),

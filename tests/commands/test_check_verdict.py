@@ -202,14 +202,6 @@ def test_a_table_tells_at_which_gamma_a_baseline_is_compared(tmp_path: Path) -> 
         assert (found["gamma"], found["items"][0]["value"]) == (gamma, pytest.approx(change))
 
 
-def test_what_was_measured_is_not_set_anew(tmp_path: Path) -> None:
-    code, _, result = check(write_run(tmp_path / "run"), "--set", "gammas=[1]")
-    assert (code, str(result.exception)) == (
-        2,
-        "--set gammas=[1]: a report can only change decision.*, costs.* and hybrids.*",
-    )
-
-
 # The number
 
 

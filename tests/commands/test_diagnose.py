@@ -43,7 +43,7 @@ from tests.commands.test_import_sglang import imported as served_by_sglang
 from tests.commands.test_import_sglang import of_rounds
 from tests.loops import each
 from tests.reporting import only
-from tests.synthetic import Domain, Recipe, rewritten, write_run
+from tests.synthetic import Domain, Recipe, altered, rewritten, write_run
 
 TREE = (*SGLANG, "--drafting", "tree", "--gamma", "3")
 RECIPE = Recipe(
@@ -700,8 +700,6 @@ def test_a_quantile_beyond_the_last_bound_is_not_known() -> None:
 
 
 def of_a_source(run: Run, source: dict[str, Any]) -> RunDraft:
-    from tests.synthetic import altered
-
     config = run.manifest.config | {"data": [{"domain": "code", **source}]}
     return RunDraft(altered(run, config=config), "small")
 
@@ -757,8 +755,6 @@ def test_files_and_arguments_of_a_server_that_runs_here_are_compared(
         (tmp_path / name / "model.safetensors").write_bytes(weights)
         (tmp_path / name / "config.json").write_text("{}")
     assert digests_of(str(tmp_path / "one")) == digests_of(str(tmp_path / "same")) != digests_of(str(tmp_path / "other"))
-    from tests.synthetic import altered
-
     config = side.run.manifest.config
     config = config | {
         "target": {"model": str(tmp_path / "one")},

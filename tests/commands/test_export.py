@@ -32,7 +32,7 @@ from alphaprof.report.scope import scope_of
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import Run, RunDraft
 from tests.conftest import Runner
-from tests.reporting import expected_rounds_of, log_of, only, recounted, rows_of
+from tests.reporting import expected_rounds_of, log_of, only, recounted, rounds_of_head, rows_of
 from tests.synthetic import Domain, Recipe, interrupted, write_run
 
 STORY = Domain(documents=8, alpha=0.6, temperature=0.7, continuation="sampled")
@@ -239,20 +239,8 @@ def test_rates_of_a_head_are_those_of_its_rounds(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Recipe(heads={"head": {"reference": "synthetic/target", "kind": "mtp"}}))
     rates = rates_of(RunDraft(run, "head"), 4)
     log = pa.concat_tables([run.positions("head", shard.index) for shard in run.shards]).to_pandas()
-    tested = accepted = np.zeros(4)
-    for _, text in log.groupby("document"):
-        rows, at = text.to_dict("records"), 1
-        while at < len(rows):
-            depth, most = 0, min(4, rows[at]["proposed"], len(rows) - at)
-            while depth < most:
-                row = rows[at + depth]
-                tested = tested + np.eye(4)[depth]
-                if not (row[f"agrees_{depth + 1}"] if depth else row["draft_top"] == row["token"]):
-                    break
-                accepted = accepted + np.eye(4)[depth]
-                depth += 1
-            at += depth + 1
-    assert rates["marginal_full"] == pytest.approx(np.cumprod(accepted / tested), abs=1e-5)
+    _, _, tested, kept = rounds_of_head(log, 4)
+    assert rates["marginal_full"] == pytest.approx(np.cumprod(kept / tested), abs=1e-5)
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -103,13 +103,6 @@ def test_token_ids_are_those_of_the_run_and_only_the_continuation_is_learnt(run:
             assert sum(row["loss_mask"][: len(document["prompt_ids"])]) == 0
 
 
-def test_no_session_and_no_prompt_is_in_two_parts(run: Run, tmp_path: Path) -> None:
-    documents = run.documents().to_pandas().set_index("document")
-    unit = documents["cluster"].where(documents["cluster"].notna(), documents["prompt_hash"])
-    units = [{unit[row["document"]] for row in rows} for rows in written(run, tmp_path / "out").values()]
-    assert sum(map(len, units)) == len(set.union(*units)) == unit.nunique()
-
-
 def test_a_reader_that_is_given_the_folder_learns_from_train_alone(run: Run, tmp_path: Path) -> None:
     rows = written(run, tmp_path / "out")
     assert [row["document"] for row in speculators(tmp_path / "out")] == [row["document"] for row in rows[TRAIN]]

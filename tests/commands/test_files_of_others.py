@@ -121,6 +121,7 @@ def test_a_file_is_recognized_by_both_commands_and_sent_to_none_that_failed(tmp_
         looked, kind = said_by("diagnose", path), said_by("import", path)
         if sums is None:
             assert isinstance(looked, AlphaprofError)
+            assert looked.exit_code == 3
             assert about in looked.message or "LMDeploy" in looked.message
             assert f"alphaprof diagnose {path}" not in looked.hint
         else:
@@ -129,7 +130,8 @@ def test_a_file_is_recognized_by_both_commands_and_sent_to_none_that_failed(tmp_
         if isinstance(kind, str):  # it is imported, as its hint says
             assert kind in ("vllm", "sglang")
         else:
-            assert f"this is {about}" in kind.message
+            assert (kind.exit_code, f"this is {about}" in kind.message) == (3, True)
+            assert (f"alphaprof diagnose {path}" in kind.hint) == (sums is not None or about == PAGE.about)
             assert f"alphaprof import {path}" not in kind.hint
 
 

@@ -191,6 +191,7 @@ REFUSED: dict[str, tuple[str | bytes, str | bytes, str]] = {
         "contradict each other",
     ),
     "cut off": (BEFORE, AFTER[: AFTER.rindex('"')], "after.txt is not a metrics page"),
+    "cut off, and compressed": (BEFORE, gzip.compress(AFTER.encode())[:99], "is compressed, and damaged"),
     "bounds that are no numbers": (
         BEFORE,
         f'{AFTER}vllm:inter_token_latency_seconds_bucket{{le="x"}} 1\n',
@@ -337,28 +338,6 @@ def test_files_of_counts_are_read(text: str, known: tuple[Any, ...], packed: boo
     assert words in invoke("diagnose", path).stdout
 
 
-NAMED = {
-    "averages": (
-        "[2026 TP0] Decode batch, #running-req: 4, accept len: 2.44, accept rate: 0.48\n",
-        "log of an SGLang server",
-    ),
-    "guidellm": ('{"metadata": {"guidellm_version": "0.5"}, "benchmarks": []}', "a report of guidellm"),
-    "aiperf": ('{"metrics": {"output_sequence_length": {"value": 61}}}', "an export of aiperf"),
-    "speculators": ("subset,num_drafts,num_draft_tokens,num_accepted_tokens\nmath,1,2,1\n", "table of speculators"),
-    "vLLM": ('{"metrics": {"speculative_decoding": {"acceptance_histogram": [1, 2]}}}', "an answer of vLLM"),
-    "SGLang": ('{"meta_info": {"spec_verify_ct": 1, "spec_accept_histogram": [1]}}', "an answer of SGLang"),
-    "cut off": (gzip.compress(BEFORE.encode())[:99], "is compressed, and damaged"),
-}
-
-
-@each("content, words", NAMED.values(), ids=NAMED)
-def test_files_without_sums_are_named(content: str | bytes, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    code, text = failure(invoke("diagnose", path))
-    assert (code, words in text) == (3, True)
-
-
 def test_rounds_without_a_draft_do_not_tell_gamma(tmp_path: Path) -> None:
     """25 rounds of 75 drafted tokens may have been up to 3 or to 16 at a time."""
     path = tmp_path / "file"
@@ -377,22 +356,6 @@ def test_long_lines_and_deep_ones_are_read_once(content: str, tmp_path: Path) ->
     path = tmp_path / "file"
     path.write_text(content)
     assert failure(invoke("diagnose", path))[0] == 3
-
-
-ELSEWHERE = {name: text for name, (text, _) in FILES.items()} | {
-    name: text for name, (text, _) in NAMED.items() if isinstance(text, str) and name not in ("vLLM", "SGLang")
-}
-ELSEWHERE["vllm bench serve"] = json.dumps(BENCH)  # on one line, as it is written
-
-
-@each("name", ELSEWHERE)
-def test_requests_of_other_engines_are_named_with_the_next_step(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text(ELSEWHERE[name])
-    code, text = failure(invoke("import", path, "--rule", "strict", "--out", tmp_path / "run"))
-    next_step = "start SGLang with --enable-metrics" if name == "averages" else "metrics page, or logged answers"
-    next_step = f"alphaprof diagnose {path} shows" if name in FILES else next_step
-    assert (code, "line 1: this is " in text, next_step in text) == (3, True, True)
 
 
 def test_a_text_that_only_mentions_a_format_is_not_taken_for_it(tmp_path: Path) -> None:

@@ -328,35 +328,6 @@ def test_a_run_that_nobody_keeps_is_removed(tmp_path: Path) -> None:
     assert not lost.parent.exists()
 
 
-REFUSED: dict[str, tuple[dict[str, Any], list[str], int, str, str]] = {
-    "plain corpus": (
-        {"continuation": {"kind": "text"}},
-        [],
-        2,
-        "none of this text is the target's own",
-        "--set continuation.kind=greedy",
-    ),
-    "no usual gamma": ({"gammas": [4, 8]}, [], 2, "none of the gammas", "--gamma 4"),
-    "unknown rule": ({}, ["--rule", "additiv:0.1"], 2, "--rule: unknown rule 'additiv'", "list them with alphaprof rules"),
-    "existing run": ({}, ["--out", "model"], 6, "model exists and is not empty", "--out"),
-    "tree": ({}, ["--rule", "tree:2"], 2, "the rule tree_2 drafts trees", "choose strict on greedy text"),
-    "no such text": ({}, ["--rule", "lossless"], 2, "lossless applies to sampled text, but this is greedy", "lossy rule"),
-}
-
-
-def test_what_cannot_be_validated_is_refused_in_two_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console_script: Runner
-) -> None:
-    for number, (changes, options, code, problem, hint) in enumerate(REFUSED.values()):
-        monkeypatch.chdir(profile(tmp_path / str(number), **changes))
-        Path("model/notes.txt").write_text("mine")
-        ended, output, errors = console_script("validate", "profile.yaml", *options)
-        error, remedy = errors.splitlines()
-        assert (ended, output) == (code, "")
-        assert problem in error
-        assert hint in remedy
-
-
 def tiny_profile(folder: Path, tiny: Path, **changes: Any) -> Path:
     """The drafts that pipelines are tested with, and prompt lookup, on two domains."""
     from tests.runs import profile_file

@@ -126,13 +126,6 @@ def test_rounds_of_a_hybrid_without_draft_steps_wait_for_those_of_others() -> No
     assert time_spent(counts, times) == pytest.approx(without + (counts.rounds + 3 * waiting) * 0.2)
 
 
-def test_the_example_of_the_theory() -> None:
-    counts = RoundCounts(np.array([4.0]), np.array([2.0]), np.ones((1, 2)), np.ones((1, 2)), np.zeros(1), np.zeros(1, int))
-    times = StepTimes(TARGET, NOTHING, batch=2)
-    assert time_spent(counts, times).sum() / 2 == pytest.approx(1.225)
-    assert time_spent(counts, times.mixed([counts])).sum() / 2 == pytest.approx(1.3125)
-
-
 @each("times", [LOOKUP, MODEL, HEAD])
 def test_one_sequence_and_drafts_of_one_length_cost_what_they_did_to_the_last_digit(times: StepTimes) -> None:
     counts = rounds_of(3)

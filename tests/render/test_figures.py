@@ -44,6 +44,7 @@ RECIPES = {
     ),
     "many": Recipe(domains=MANY, drafts=FIVE, lookups=("ngram",)),
     "hostile": Recipe(domains={name: Domain(documents=2) for name in (*HOSTILE.values(), *PLAIN)}),
+    "long names": Recipe(domains=LONG, drafts=FIVE),
 }
 Reports = Callable[[str], Report]
 
@@ -203,13 +204,9 @@ def test_equal_reports_give_equal_bytes_whatever_matplotlib_is_set_to(reports: R
         assert (again.svg(alone=True), again.png()) == (svg, png)
 
 
-@each("name", ["many", "hostile"])
+@each("name", ["many", "hostile", "long names"])
 def test_a_page_of_many_domains_and_drafts_is_small(reports: Reports, name: str) -> None:
     assert len(render_html(reports(name)).encode()) < 400_000
-
-
-def test_a_page_of_long_names_is_small(tmp_path: Path) -> None:
-    assert len(render_html(reported(tmp_path, Recipe(domains=LONG, drafts=FIVE))).encode()) < 400_000
 
 
 def luminance(color: str) -> float:

@@ -28,7 +28,7 @@ from alphaprof.run.notes import NOTES, REMARKS
 from alphaprof.run.reader import Run
 from alphaprof.stats.estimate import Interval
 from tests.commands.test_import import response
-from tests.reporting import as_first_screen, changed, only
+from tests.reporting import as_first_screen, changed
 from tests.synthetic import Domain, Recipe, write_run
 
 ALPHAS = (0.85, 0.6, 0.5, 0.3, 0.75, 0.65, 0.4, 0.55, 0.52, 0.82, 0.33, 0.45)
@@ -239,25 +239,6 @@ def test_load_shows_the_best_gamma_at_each_concurrency_and_up_to_where_it_is_eno
     assert first_screen(asked(two, "decision.draft=small")).load is None  # times of one concurrency alone
     assert not any("no step times" in line for line in screen.table.below)
     assert "no step times: ngram" in first_screen(asked(two, *table_of_engine(tmp_path, ("small",), ()))).table.below
-
-
-def test_rows_hold_what_is_best_for_each_domain(two: Run) -> None:
-    report = build_report(two)
-    table = first_screen(report).table
-    named = ("docs", "draft", "γ", "speedup [95% each]", "verdict")
-    for item, (name, cells) in zip(report.domains, table.rows, strict=True):
-        result = only(report, item.answer.domain, str(item.answer.draft))
-        assert name == item.answer.domain
-        expected = (str(result.documents), item.answer.draft, str(result.gamma))
-        assert tuple(cells[column] for column in named) == (*expected, fmt.interval(result.speedup), result.verdict)
-    ((name, cells),) = table.footer
-    assert (name, cells["share"]) == ("all traffic", "100%")
-    expected = ("60", report.answer.draft, str(report.answer.gamma))
-    assert tuple(cells[column] for column in named) == (
-        *expected,
-        fmt.interval(report.answer.speedup),
-        report.answer.verdict,
-    )
 
 
 def test_domains_on_which_alone_the_draft_is_faster_have_a_line(two: Run) -> None:

@@ -14,9 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from alphaprof.cli.app import app
-from alphaprof.commands.check import checked
-from alphaprof.commands.compare.comparison import compare
-from alphaprof.commands.export.rates import export_rates
 from alphaprof.commands.predict import EngineRate, build_prediction
 from alphaprof.commands.schema import PUBLISHED, json_schema
 from alphaprof.errors import OptionInvalid
@@ -24,11 +21,10 @@ from alphaprof.render.answer import answer_text
 from alphaprof.render.json import Published, render_json
 from alphaprof.report.build import Failed, RunReport, build_report
 from alphaprof.report.sections import NAMES
-from alphaprof.run.reader import Run, side_of
+from alphaprof.run.reader import Run
 from alphaprof.stats.formulas import RoundCost
-from tests.commands import test_validate
 from tests.reporting import HOSTILE
-from tests.synthetic import Domain, Recipe, interrupted, write_run
+from tests.synthetic import Domain, Recipe, write_run
 
 STORY = Domain(documents=12, temperature=0.7, continuation="sampled", alpha=0.5)
 RULES = ("strict", "lossless", "one_hot", "additive_0p1", "tree_2")
@@ -39,12 +35,6 @@ RECIPES = {
     "certificates": Recipe(rules=("strict", "tree_2"), certificates=True, drafts={"small": 0.0, "poor": -0.3}),
     "both kinds, certified": Recipe({"story": STORY, "code": Domain()}, rules=("strict", "one_hot"), certificates=True),
     "prompt lookup alone": Recipe(drafts={}, lookups=("ngram",), certificates=True),
-    "no step times": Recipe(latency=False),
-    "one document": Recipe({"code": Domain(documents=1)}),
-    "perfect draft": Recipe({"code": Domain(alpha=1.0, spread=0.0)}),
-    "hopeless draft": Recipe({"code": Domain(alpha=0.0, spread=0.0, coverage=0.0)}),
-    "off-policy": Recipe({"corpus": Domain(continuation="text", on_policy=False)}),
-    "thinking": Recipe({"code": Domain()}, thinking=0.5),
     "draft head": Recipe({"story": STORY, "code": Domain()}, rules=RULES, heads={"head": {}}, certificates=True),
     "hostile names": Recipe({name: Domain(documents=3) for name in HOSTILE.values() if name}),
 }
@@ -114,11 +104,6 @@ def test_the_report_of_every_kind_of_run_is_valid(runs: Callable[[str], Run], na
     assert_report_valid(build_report(runs(name)))
 
 
-def test_reports_of_other_questions_are_valid(runs: Callable[[str], Run], tmp_path: Path) -> None:
-    assert_report_valid(build_report(runs("greedy"), rules=["tree_3"]))
-    assert_report_valid(build_report(interrupted(runs("greedy"), tmp_path / "killed", 1)))
-
-
 def wrong(report: Any) -> dict[str, Any]:
     """Reports with one mistake each."""
     found = {}
@@ -144,23 +129,6 @@ def test_a_wrong_report_is_not_valid(runs: Callable[[str], Run]) -> None:
     assert accepted == []
 
 
-def test_checks_and_comparisons_are_valid(runs: Callable[[str], Run]) -> None:
-    run, sampled = runs("certificates"), runs("sampled")
-    assert_valid(checked(run.path, None, None, None, {}, None, 0.03))
-    least = {"alpha": ["0.5"], "acceptance_length": ["code=1.2"], "speedup": []}
-    against = [(run.path, "small", least, None), (run.path, "poor", {}, f"{run.path}:small")]
-    for path, draft, minimums, baseline in against:
-        assert_valid(checked(path, draft, None, None if baseline else 2, minimums, baseline, 0.03))
-    for path, first, second in ((run.path, "small", "poor"), (sampled.path, "small", "ngram")):
-        assert_valid(compare(side_of(f"{path}:{first}"), side_of(f"{path}:{second}")))
-
-
-def test_rates_are_valid(runs: Callable[[str], Run]) -> None:
-    for name, draft in (("greedy", "small"), ("sampled", "ngram")):
-        content = json.loads(export_rates(side_of(f"{runs(name).path}:{draft}")).text)
-        judged("rates").validate(content)
-
-
 def test_infinite_bounds_and_unknown_fields_are_valid(runs: Callable[[str], Run]) -> None:
     """A head that lacks tokens has an infinite divergence; a later version may write more fields."""
     content = assert_report_valid(build_report(runs("draft head")))
@@ -179,12 +147,6 @@ def test_a_test_cannot_write_what_the_schema_does_not_allow() -> None:
     wrong = dataclasses.replace(build_prediction(0.5, RoundCost(0.3)), best_gamma="two")
     with pytest.raises(jsonschema.ValidationError):
         answer_text(wrong, "json")
-
-
-def test_validations_are_valid(tmp_path: Path) -> None:
-    """From decodings that were made up: no model runs."""
-    assert_valid(test_validate.compared(tmp_path / "exact"))
-    assert_valid(test_validate.compared(tmp_path, rule="additive_0p1"))
 
 
 def test_the_command_prints_a_schema_or_says_which_there_are() -> None:

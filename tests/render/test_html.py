@@ -150,16 +150,11 @@ def test_a_report_of_a_run_without_its_position_log_says_what_is_missing(tmp_pat
 
 
 @each("name", RECIPES)
-def test_nothing_comes_from_anywhere_else(pages: Pages, name: str) -> None:
+def test_nothing_comes_from_anywhere_else_and_no_script_could_run(pages: Pages, name: str) -> None:
     _, page = pages(name)
     addresses = [value for _, about in page.elements for key, value in about.items() if key in ("src", "href", "action")]
     assert [value for value in addresses if value and not value.startswith(("#", "data:,"))] == []
     assert "url(" not in "".join(re.findall(r"<style>(.*?)</style>", page.source, re.DOTALL))
-
-
-@each("name", RECIPES)
-def test_there_is_no_script_and_none_could_run(pages: Pages, name: str) -> None:
-    _, page = pages(name)
     plain = Page(plain_page("alphaprof-check", ["PASS  <script>alert(1)</script>"]))
     for each_page in (page, plain):
         assert not {"script", "noscript", "button"} & {tag for tag, _ in each_page.elements}
@@ -211,10 +206,4 @@ def test_files_that_are_no_modules_are_shipped() -> None:
     }
     files = [path for path in (root / "alphaprof").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     others = {path for path in files if path.suffix != ".py"}
-    assert shipped == others
-    assert {path.name for path in shipped} >= {
-        "page.html.j2",
-        "first_screen.css",
-        "colors.css",
-        "page.css",
-    }
+    assert shipped == others != set()

@@ -151,14 +151,6 @@ def test_a_link_unfolds_what_it_leads_to(opened: Any) -> None:
     page.locator("dt:target").wait_for()
 
 
-def test_names_are_text(opened: Any) -> None:
-    page = opened(1280)
-    assert page.locator("#drafts th", has_text="<script>alert(1)</script>").count() > 0
-    written = [box["text"] for box in boxes(page, "#answer figure text")]
-    assert "$x_<b>" in written
-    assert "<script>alert(" in "".join(written)
-
-
 def test_paper_gets_every_section_whole_and_nothing_to_press(opened: Any) -> None:
     """Letter less the margins of the page: 726 x 966 CSS pixels."""
     page = opened(726)

@@ -146,7 +146,6 @@ def test_what_lies_beyond_the_drafts_context_is_told_apart(context: int, tmp_pat
     assert found.get("no proposal", 0) == pytest.approx((3 - beyond) / 12)
 
 
-# Properties: sums.
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRequest) -> None:
     report = build_report(request.getfixturevalue(kind))
@@ -159,10 +158,6 @@ def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRe
         assert all(cause.share.low <= cause.share.value <= cause.share.high for cause in item.causes)
 
 
-# Independently: every row of the log by itself.
-
-
-# Prompt lookup at all places at once.
 @each("longest", [1, 2, 3, 5])
 @each("ids", [2, 4, 30])
 def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest: int) -> None:
@@ -175,9 +170,6 @@ def test_lookup_by_sorting_proposes_what_lookup_by_index_does(ids: int, longest:
         assert proposed[0] == -1
         assert proposed[1:].tolist() == draft.columns(text, 1)["draft_top"].tolist()
     assert first_proposals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)).tolist() == []
-
-
-# Texts without rounds.
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,11 @@ import pytest
 
 from alphaprof.costs.rounds import StepTime, StepTimes, Timing, without_draft
 from alphaprof.costs.speedup import Mix
-from alphaprof.report import judge
 from alphaprof.report.answer import OnFor
 from alphaprof.report.asked import Asked, draft_pools
 from alphaprof.report.judge import on_for
 from alphaprof.report.speeds import deciding_interval
-from alphaprof.report.verdict import CrossFit, Halves, Question, held_out
+from alphaprof.report.verdict import CrossFit, Question, held_out
 from alphaprof.run.reader import Run
 from alphaprof.totals.documents import Units
 from alphaprof.totals.pool import DocumentTotals
@@ -190,20 +189,6 @@ def test_equal_domains_are_hardly_ever_told_apart(weights: Mapping[str, float] |
     rng = np.random.default_rng(39)
     runs = [named({domain: drawn(rng, 30, value) for domain in "ab"}, weights) for _ in range(200)]
     assert sum(found is not None for found in runs) <= at_most * len(runs)
-
-
-def test_domains_that_all_documents_choose_and_test_are_told_apart_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why each half chooses by itself: 100 runs in which seven domains break even."""
-
-    def undivided(candidates: Any, timing: Timing, mix: Mix) -> Halves:
-        every = {domain: np.ones(len(pool["tokens"]), dtype=bool) for domain, pool in candidates["small"].items()}
-        return Halves(candidates, timing, mix, (every, every))
-
-    rng = np.random.default_rng(39)
-    runs = [{domain: drawn(rng, 30, 1.0) for domain in "abcdefg"} for _ in range(100)]
-    assert sum(named(run, None) is not None for run in runs) <= 0.05 * len(runs)
-    monkeypatch.setattr(judge.Halves, "of", undivided)
-    assert sum(named(run, None) is not None for run in runs) > 0.15 * len(runs)
 
 
 @each("weights", WEIGHTS)

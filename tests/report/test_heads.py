@@ -14,7 +14,7 @@ from alphaprof.report.build import RunReport
 from alphaprof.report.formats.text import ReportAnswer
 from alphaprof.run.manifest import Trial
 from alphaprof.run.reader import Run
-from tests.reporting import as_markdown, as_terminal, only, reported
+from tests.reporting import as_markdown, as_terminal, only, reported, rounds_of_head
 from tests.synthetic import Domain, Recipe, write_run
 
 TRIALS = (
@@ -42,19 +42,6 @@ def log_of(run: Run, domain: str) -> pd.DataFrame:
     return rows[rows["domain"] == domain]
 
 
-def test_what_is_lost_to_the_vocabulary_is_what_the_head_cannot_propose(run: Run, report: RunReport) -> None:
-    """Near-ties aside, which are told apart first."""
-    rows = log_of(run, "code")
-    missing = (~rows["in_draft_vocabulary"] & (rows["proposed"] > 0)).mean()
-    (item,) = (
-        item
-        for item in report.section("causes")
-        if (item.domain, item.draft, item.rule, item.on_policy) == ("code", "head", "strict", True)
-    )
-    lost = {cause.name: cause.share.value for cause in item.causes}
-    assert 0 < lost["draft vocabulary"] <= missing <= lost["draft vocabulary"] + lost.get("numerical tie", 0.0)
-
-
 def test_an_infinite_divergence_is_said_and_not_printed(report: RunReport) -> None:
     """In its place stands the mean total variation."""
     text = as_terminal(report, 230)
@@ -74,9 +61,9 @@ def test_accept_at_1_is_of_all_positions_and_depth_1_of_real_rounds(run: Run, re
     right = log["draft_top"] == log["token"]
     assert head.alpha.value == pytest.approx(right.mean())
     for item in head.gammas:
-        tokens, rounds, accepted = rounds_of(log, item.gamma)
+        tokens, rounds, tested, kept = rounds_of_head(log, item.gamma)
         assert item.tokens_per_round.value == pytest.approx(tokens / rounds)
-        assert item.conditional[0] == pytest.approx(accepted / rounds)
+        assert item.conditional[0] == pytest.approx(kept[0] / tested[0])
 
 
 def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: RunReport) -> None:
@@ -90,23 +77,6 @@ def test_what_a_head_cannot_propose_is_a_cause_of_its_own(run: Run, report: RunR
     assert causes["draft vocabulary"].share.value == pytest.approx(outside.mean(), abs=0.01)
     assert "d2t" in causes["draft vocabulary"].remedy
     assert sum(cause.share.value for cause in item.causes) == pytest.approx(item.lost.value)
-
-
-def rounds_of(log: pd.DataFrame, gamma: int) -> tuple[int, int, int]:
-    """Tokens, rounds, and rounds whose first draft was accepted, of all documents."""
-    tokens = rounds = accepted = 0
-    for _, text in log.groupby("document"):
-        rows, at = text.to_dict("records"), 1
-        while at < len(rows):
-            depth = 0
-            while depth < min(gamma, rows[at]["proposed"]) and at + depth < len(rows):
-                row = rows[at + depth]
-                if not (row[f"agrees_{depth + 1}"] if depth else row["draft_top"] == row["token"]):
-                    break
-                depth += 1
-            at, rounds, accepted = at + depth + 1, rounds + 1, accepted + (depth > 0)
-        tokens += len(rows) - 1
-    return tokens, rounds, accepted
 
 
 def test_a_stand_in_for_another_dtype_decides_nothing(tmp_path: Path) -> None:
