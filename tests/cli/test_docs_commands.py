@@ -208,7 +208,7 @@ def alphaprof(words: list[str], expected: int, line: str) -> None:
         "alphaprof report runs/my  # exit code 10",
         "alphaprof profile my.yaml --out runs/x --set target.dtyp=float32",
         "pip install '.[everything]'",
-        "python scripts/research/recompute.py runs/x --no-such-option",
+        "python scripts/campaign.py --no-such-option",
         "make demo",
     ],
 )
