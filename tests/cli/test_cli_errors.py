@@ -215,6 +215,7 @@ BAD_NAME = os.fsdecode(b"bad\xff")
         f"init target --data {BAD_NAME}.jsonl --out new",
         f"train profile.yaml --from run --out {BAD_NAME}",
         f"import none.jsonl --format vllm --rule strict --out {BAD_NAME}",
+        BAD_NAME,
         f"report {BAD_NAME}",
         f"report run --out {BAD_NAME}",
         f"check {BAD_NAME}:small --min-alpha 0.1",

@@ -43,6 +43,7 @@ def help_of(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_help_is_read_in_80_columns_and_ends_with_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = help_of(name, monkeypatch)
     assert max(map(len, lines)) == 80
+    assert [each.name for each in COMMANDS[name].params if not each.help] == []
     assert [line for line in lines if "…" in line] == []  # an option that does not fit
     panels = [line.split("─ ")[1].split(" ─")[0] for line in lines if line.startswith("╭")]
     assert [panel for panel in panels if panel != "Arguments"] == [panel for panel in PANELS if panel in panels]

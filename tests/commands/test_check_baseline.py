@@ -328,6 +328,15 @@ def test_a_rule_without_rounds_of_a_head_is_not_judged(tmp_path: Path) -> None:
     assert "additive_0p3 is lossy: its rounds leave the measured text" in text
 
 
+def test_a_rule_that_has_rounds_in_one_run_alone_is_not_judged(tmp_path: Path) -> None:
+    """The log of a head has no ranks by depth, of which trees are made."""
+    rules = ("strict", "tree_2")
+    old = write_run(tmp_path / "old", Recipe(domains={"code": CODE}, drafts={"head": 0.0}, rules=rules, gammas=(1, 3)))
+    code, _, text = held(head_run(tmp_path / "new", rules=rules), old, "--rule", "tree_2")
+    assert "tree_2 of a head is known for first drafts only" in text, text
+    assert code == 12
+
+
 @pytest.mark.parametrize(("noise", "same"), [(1e-7, True), (1e-2, False)])
 def test_heads_on_sampled_text_are_the_same_with_equal_expectations_by_depth(
     noise: float, same: bool, tmp_path: Path

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from alphaprof.errors import ExtraMissing, OptionInvalid
 from alphaprof.render import format as fmt
 from alphaprof.report.build import Report, build_report
-from alphaprof.report.formats.figures import COLORS, FIGURES, MARKERS, MOST_PANELS, STYLE, Drawing, answer
+from alphaprof.report.formats.figures import COLORS, FIGURES, MARKERS, MOST_PANELS, PAPER, STYLE, Drawing, answer
 from alphaprof.report.formats.first_screen import first_screen
 from alphaprof.report.formats.page import answer_figure, render_html
 from alphaprof.report.formats.text import ReportAnswer
@@ -99,6 +99,7 @@ def test_the_first_figure_shows_each_domain_with_the_bounds_that_decide(reports:
     low, high = front.get_xlim()
     assert marks(front, "oXD") == [value.value for value in known]
     assert bars(front) == [(max(value.low, low), min(value.high, high)) for value in known]
+    assert max(line.get_linewidth() for line in behind.get_xgridlines()) < 1  # fainter than any mark
     dashed = [line.get_xdata()[0] for line in behind.lines if line.get_linestyle() == "--"]
     assert dashed == ([report.traffic.min_speedup] * len(drawing.said) if timed else [])
     for item, said in zip(report.domains, drawing.said, strict=False):
@@ -125,9 +126,12 @@ def test_an_end_that_is_far_off_or_infinite_is_an_arrow(reports: Reports) -> Non
 @each("name", ["two drafts", "given", "many"])
 def test_acceptance_shows_every_draft_under_the_rule_of_the_verdict(reports: Reports, name: str) -> None:
     report = reports(name)
-    alphas = [item.alpha for item in report.results if item.verdict is not None and item.alpha is not None]
+    shown = [item for item in report.results if item.verdict is not None and item.alpha is not None]
+    alphas = [item.alpha for item in shown]
     _, front = drawn(FIGURES["acceptance"](report))
     assert sorted(marks(front)) == sorted(alpha.value for alpha in alphas)
+    hollow = [line.get_xdata()[0] for line in front.lines if line.get_markerfacecolor() == PAPER]
+    assert sorted(hollow) == sorted(item.alpha.value for item in shown if not item.on_policy or item.lossy)
     assert sorted(bars(front)) == sorted((max(alpha.low, 0), min(alpha.high, 1)) for alpha in alphas)
 
 

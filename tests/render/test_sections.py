@@ -306,3 +306,9 @@ def test_every_part_of_a_wide_table_says_whose_rows_it_holds() -> None:
     assert [line.split()[:2] for line in buffer.getvalue().splitlines() if "a3" in line or "c3" in line] == [
         ["small", "3"]
     ] * 2
+
+
+def test_no_line_is_wider_than_a_terminal_however_narrow() -> None:
+    buffer = io.StringIO()
+    draw(["   words"], Console(file=buffer, width=4))
+    assert {len(line) for line in buffer.getvalue().splitlines()} == {4}

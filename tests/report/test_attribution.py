@@ -13,7 +13,7 @@ import pytest
 
 from alphaprof.profiling.models.kinds import PromptLookup
 from alphaprof.report.build import RunReport, build_report
-from alphaprof.report.sections.causes import CAUSES, Attribution
+from alphaprof.report.sections.causes import BY_CHANCE, CAUSES, Attribution
 from alphaprof.run.reader import Run
 from alphaprof.totals.lookup import first_proposals
 from tests.loops import each
@@ -156,6 +156,8 @@ def test_causes_add_up_to_what_alpha_leaves(kind: str, request: pytest.FixtureRe
         assert item.lost.value == pytest.approx(1 - result.alpha.value * result.coverage, abs=1e-12)
         assert sum(shares(item).values()) == pytest.approx(item.lost.value, abs=1e-12)
         assert all(cause.share.low <= cause.share.value <= cause.share.high for cause in item.causes)
+        for cause in item.causes:
+            assert (cause.remedy == BY_CHANCE) == (kind == "sampled" and cause.name == "target uncertain"), cause
 
 
 @each("longest", [1, 2, 3, 5])

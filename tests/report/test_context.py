@@ -71,6 +71,7 @@ def mixed(rng: np.random.Generator, decay: float) -> ContextTokens:
 def test_a_planted_decay_is_found(decay: float) -> None:
     found = [mixed(np.random.default_rng(seed), decay).drift(GAMMA, 0.95) for seed in range(10)]
     assert all(drift is not None and (drift.low > 0 if decay > 0 else drift.high < 0) for drift in found)
+    assert all(drift.low < drift.value < drift.high for drift in found)
 
 
 def test_another_mix_of_domains_is_no_decay() -> None:

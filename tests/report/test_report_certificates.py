@@ -20,6 +20,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 from alphaprof.config.load import changed_question
+from alphaprof.render.blocks import Table
 from alphaprof.report.build import RunReport, build_report
 from alphaprof.report.sections.target import (
     EPSILONS,
@@ -409,6 +410,14 @@ def test_quantiles_are_those_of_the_log(
         thresholds = rows[f"threshold_{budget.rule}"]
         for item, probability in ((budget.half, 0.5), (budget.ninety, 0.1), (budget.ninety_nine, 0.01)):
             close(item, woodruff(thresholds, rows["unit"], probability))
+
+
+def test_budgets_are_shown_in_thousandths(report: RunReport) -> None:
+    tables = (block for block in report.drawn("target")[1] if isinstance(block, Table))
+    (table,) = [table for table in tables if table.title.startswith("KL budget")]
+    for (_, cells), item in zip(table.rows, report.section("target").texts, strict=True):
+        found = {budget.rule: cells[f"{budget.rule}\n50%"].split()[0] for budget in item.budgets}
+        assert found == {budget.rule: f"{budget.half.value:.3f}" for budget in item.budgets}
 
 
 @pytest.mark.parametrize(("domain", "kind", "on_policy"), TEXTS)
