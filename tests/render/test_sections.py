@@ -178,6 +178,18 @@ def test_a_section_that_shows_what_another_failed_to_compute_is_there_without_it
     assert ("rule tree_2" in whole, "rule tree_2" in part, "rule strict" in part) == (True, False, True)
 
 
+def test_acceptance_by_depth_is_that_of_the_largest_gamma(tmp_path: Path) -> None:
+    report = reported(tmp_path / "run", Recipe())
+    lines = as_terminal(report, 200, "gammas").splitlines()
+    (title,) = (place for place, line in enumerate(lines) if "shares by depth d" in line)
+    result = report.results[0]
+    last = max(result.gammas, key=lambda item: item.gamma)
+    assert f"at gamma {last.gamma}, " in lines[title]
+    row = next(line for line in lines[title:] if line.split()[:1] == [result.domain])
+    shares = zip(last.conditional, last.marginal, strict=True)
+    assert row.split()[1:] == [word for one, first in shares for word in (fmt.share(one), "/", fmt.share(first))]
+
+
 def test_json_holds_the_sections_that_were_asked_for(tmp_path: Path, console_script: Runner) -> None:
     run = write_run(tmp_path / "run", Recipe(rules=("strict", "additive_0p1"))).path
 
