@@ -122,7 +122,7 @@ def test_five_drafts_and_twelve_domains_fit_forty_lines(wide: Run, tmp_path: Pat
         traffic=dataclasses.replace(report.traffic, load=load, alike=(2, 3, 4)),
         notes=notes,
     )
-    assert "Pays if" in as_first_screen(computed)
+    assert "Breaks even if" in as_first_screen(computed)
     assert "throughput 1" in as_first_screen(computed)
     for each in (report, build_report(wide), changed(report, notes=notes), computed):
         lines = as_first_screen(each).splitlines()
@@ -187,7 +187,7 @@ def test_the_verdict_names_whose_times_it_rests_on_and_what_a_round_may_cost(two
     assert about("roofline", device="h200", factor=1.25) == (" by a roofline of h200, threshold 1.1x", pays)
     for source, words in (("table", " by your table cpu"), ("vllm", " by vLLM 1.2 timed here")):
         first, second = about(source, engine="vLLM 1.2")
-        assert (first, "Pays" in second) == (f"{words}, threshold 1.1x", False)
+        assert (first, "Breaks even" in second) == (f"{words}, threshold 1.1x", False)
     slow = dataclasses.replace(
         report.answer, gamma=2, speedup=Interval(0.5, 0.4, 0.6), tokens_per_round=Interval(1.6, 1.5, 1.7)
     )

@@ -109,7 +109,8 @@ def _is_json(text: str) -> bool:
     try:
         return text[:1] in ("{", "[") and json.loads(text) is not None
     except (ValueError, RecursionError) as error:
-        return getattr(error, "pos", -1) >= len(text) or str(error).startswith("Unterminated")
+        cut = getattr(error, "pos", -1) >= len(text) or str(error).startswith("Unterminated")
+        return cut or isinstance(error, RecursionError)  # how deep the parser goes depends on the version of Python
 
 
 def decoded(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[int]]:
