@@ -72,7 +72,7 @@ def decoded(network: Any, prompt: list[int], text: list[int], gamma: int, min_ma
     return rounds, steps, started
 
 
-@pytest.mark.parametrize("min_match", [1, 2, 3])
+@pytest.mark.parametrize("min_match", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_every_round_is_that_of_a_decoder_with_both_drafts(run: Run, tiny: Path, min_match: int) -> None:
     network = AutoModelForCausalLM.from_pretrained(tiny / "draft", dtype=torch.float32).eval()
     mixed = with_hybrids(run, {"both": Hybrid("ngram", "close", min_match)})
