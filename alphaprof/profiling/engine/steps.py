@@ -2,8 +2,8 @@
 
 - `plain` decodes without speculation, as the server does today: all costs are in units of its steps. On a CPU with room for
   two engines it stays, and takes a step before and after every other round: whatever slows the machine down falls on both.
-  Each then runs for a while before its steps count, as in a server, which never rests.
-  Else it runs first and again at the end, half of its rounds each time (docs/decisions/048).
+  Whichever takes its turn runs for a while before its steps count, as in a server, which never rests. Without that room
+  `plain` runs first and again at the end, half of its rounds each time (docs/decisions/048).
 - `forced` verifies tokens of our choosing, proposed at no cost, with the engine's own rejection, scheduling and bookkeeping.
 - For each draft one engine with its most and one with its fewest speculative tokens. What a round takes there beyond a
   verification of as many tokens is drafting, with what a round costs besides.

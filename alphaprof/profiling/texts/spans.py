@@ -108,9 +108,10 @@ def _is_json(text: str) -> bool:
     """Return whether a text is a JSON object or array, or the beginning of one that was cut."""
     try:
         return text[:1] in ("{", "[") and json.loads(text) is not None
-    except (ValueError, RecursionError) as error:
-        cut = getattr(error, "pos", -1) >= len(text) or str(error).startswith("Unterminated")
-        return cut or isinstance(error, RecursionError)  # how deep the parser goes depends on the version of Python
+    except RecursionError:  # how deep the parser goes depends on the version of Python
+        return True
+    except ValueError as error:
+        return getattr(error, "pos", -1) >= len(text) or str(error).startswith("Unterminated")
 
 
 def decoded(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[int]]:
