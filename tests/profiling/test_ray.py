@@ -133,20 +133,19 @@ def test_a_run_goes_on_after_its_texts_after_its_driver_and_after_actors_that_di
     sampled_run: Run, tiny: Path, tmp_path: Path
 ) -> None:
     path, out = mixed_file(tmp_path, tiny), tmp_path / "run"
-    finished(driver(path, out, "--texts-only", workers=3))
+    finished(driver(path, out, "--texts-only"))
     assert Run.open(out).shards == ()
-    process = driver(path, out, "--resume", workers=3)
+    process = driver(path, out, "--resume")
     while process.poll() is None and not list(out.glob("records/rows-*")):
         time.sleep(0.02)
     process.kill()
     process.communicate()
     assert Run.open(out).manifest.status == "running"
-    said = finished(driver(path, out, "--resume", deaths="score=99"), WorkerFailed.exit_code)
+    said = finished(driver(path, out, "--resume", deaths="score=99", workers=1), WorkerFailed.exit_code)
     assert "error: a Ray actor was killed, and its work was done again in vain" in said
     assert "finished work is kept" in said
-    deaths = len(list((tmp_path / "actors").glob("score-*")))
-    assert 4 <= deaths <= 2 * 4
-    finished(driver(path, out, "--resume", workers=3))
+    assert len(list((tmp_path / "actors").glob("score-*"))) == 1 + on_ray.AGAIN
+    finished(driver(path, out, "--resume"))
     require_equal(out, sampled_run)
     assert "is complete already" in " ".join(finished(driver(path, out, "--resume")).split())
 
