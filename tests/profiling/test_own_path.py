@@ -93,20 +93,20 @@ def scored(draft: HeadDraft, text: list[int], prompt: int) -> tuple[Continuation
     return item, scorer.score([item])[draft.name]
 
 
-def logged(draft: HeadDraft, text: list[int], prompt: int, gamma: int, p_min: float) -> Rounds:
+def logged(draft: HeadDraft, item: Continuation, rows: Arrays, gamma: int, p_min: float) -> Rounds:
     """The same by the log of the head."""
-    (item, rows), facts = scored(draft, text, prompt), draft.facts()
+    facts, prompt = draft.facts(), len(item.document.prompt)
     table = position_table([item], {0: rows}, LogRules(("strict",)).of(facts), draft.name, starts_matter=True)
     found = Traced.of(table, continuation_table([item]), facts, TotalsRequest(["strict"], [gamma], p_min)).rounds(gamma)
-    accepted = np.minimum(found.accepted, len(text) - prompt - found.at)
+    accepted = np.minimum(found.accepted, len(item.ids) - found.at)
     return list(zip(found.at.tolist(), found.drafted.tolist(), accepted.tolist(), strict=True))
 
 
 def compared(draft: HeadDraft, following: Next, ids: Any, known: list[int], prompt: int, gammas: Sequence[int]) -> Rounds:
     """The rounds of the loop at all p_min, of which no more than two end early, once those of the log are found the same."""
-    every, whole = [], 0
+    every, whole, columns = [], 0, scored(draft, known, prompt)
     for p_min, gamma in itertools.product(P_MINS, gammas):
-        rounds, found = (really(following, ids, known, prompt, gamma, p_min), logged(draft, known, prompt, gamma, p_min))
+        rounds, found = really(following, ids, known, prompt, gamma, p_min), logged(draft, *columns, gamma, p_min)
         assert found[: len(rounds)] == rounds
         every, whole = every + rounds, whole + (len(found) == len(rounds))
     assert whole >= len(P_MINS) * len(gammas) - 2

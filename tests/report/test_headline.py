@@ -20,7 +20,7 @@ from alphaprof.run.schema import LATENCY_COLUMNS, arrow_schema
 from tests.reporting import asked
 from tests.synthetic import Domain, Recipe, altered, write_run
 
-GAMMAS, ROUNDS, TABLES = tuple(range(1, 9)), 11, 50
+GAMMAS, ROUNDS, TABLES = tuple(range(1, 9)), 11, 25
 STEPS = [("target", "decode" if n == 1 else "verify", n) for n in range(1, 10)] + [("a", "draft", 1), ("b", "draft", 1)]
 MS = np.array([10 + 0.3 * n for n in range(9)] + [0.2, 0.2])
 
@@ -37,14 +37,14 @@ def noisy(run: Run, rng: np.random.Generator) -> Run:
 
 
 def runs(path: Path, seed: int) -> Iterator[Run]:
-    """50 runs: one set of documents, whose steps are timed anew."""
+    """25 runs: one set of documents, whose steps are timed anew."""
     domains = {"code": Domain(documents=14, alpha=0.6, spread=0.15), "chat": Domain(documents=10, alpha=0.45, spread=0.15)}
     run = write_run(path / "run", Recipe(domains, drafts={"a": 0.0, "b": 0.01}, gammas=GAMMAS, seed=seed))
     rng = np.random.default_rng(seed)
     yield from (noisy(run, rng) for _ in range(TABLES))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_nothing_contradicts_the_headline(seed: int, tmp_path: Path) -> None:
     """200 runs in all. The bounds of the headline enclose those of its draft and gamma by name, for the traffic and for each
     domain, so that no threshold lies between them; halves that chose otherwise are the rule.
