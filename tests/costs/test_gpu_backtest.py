@@ -127,7 +127,8 @@ def rounds_of(preset: str, name: str, places: list[tuple[int, int]]) -> Iterator
 
 def test_a_preset_of_ones_own_is_fitted_to_four_rounds_and_used(tmp_path: Path) -> None:
     """The example of the page; and four rounds of another server tell those of other K, batches and models."""
-    (example,) = re.findall(r"```csv\n(gpu,target.*?)```", (ROOT / "docs" / "research" / "predict.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "research" / "predict.md").read_text()
+    (example,) = re.findall(r"```csv\n(gpu,target.*?)```", page, re.DOTALL)
     measured, preset, truth = tmp_path / "rounds.csv", tmp_path / "mine.json", tmp_path / "truth.json"
     measured.write_text(example)
     assert backtest("--fit", "--out", preset, rows=measured)["errors"][0]["worst"] < 2

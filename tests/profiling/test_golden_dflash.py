@@ -216,7 +216,9 @@ def by_speculators(folder: Path, **own: torch.Tensor) -> str:
 
 
 def test_files_of_speculators_have_the_recorded_rounds(stories15m: Path, tmp_path: Path) -> None:
-    run = profiled(tmp_path / "out", stories15m, PROMPTS, 7, model=by_speculators(tmp_path / "spec"), gamma=None, check_wiring=False)
+    run = profiled(
+        tmp_path / "out", stories15m, PROMPTS, 7, model=by_speculators(tmp_path / "spec"), gamma=None, check_wiring=False
+    )
     assert run.manifest.drafts["head"].reading["layout"] == "speculators"
     assert rounds(run, 7) == [recorded(text, 7) for text in TEXTS]
     with pytest.raises(OptionInvalid, match="SGLang does not take this draft of kind dflash"):

@@ -25,9 +25,10 @@ SIZE = len(TEXTS[0]["text"])
 Recorded = tuple[Run, list[dict[str, Any]]]
 
 
-def profiled(folder: Path, target: Path, prompts: list[list[int]], tokens: int = SIZE, model: Path = GOLDEN) -> Run:
+def profiled(folder: Path, target: Path, prompts: list[list[int]], tokens: int = SIZE, **draft: Any) -> Run:
     """A run of the head on some prompts."""
-    return greedy_run(folder, target, {"head": {"kind": "eagle3", "model": str(model)}}, prompts, tokens, GAMMAS)
+    head = {"kind": "eagle3", "model": str(GOLDEN)} | draft
+    return greedy_run(folder, target, {"head": head}, prompts, tokens, GAMMAS)
 
 
 @pytest.fixture(scope="module", params=SHARES)
@@ -60,7 +61,7 @@ def served(request: pytest.FixtureRequest, stories15m: Path, tmp_path_factory: p
     """The prompts of a real vLLM that drafted with the head, whose continuations the target writes anew; its requests."""
     requests = REQUESTS[:: request.param]
     prompts = [item["prompt_ids"] for item in requests]
-    return profiled(tmp_path_factory.mktemp("served"), stories15m, prompts, 120), requests
+    return profiled(tmp_path_factory.mktemp("served"), stories15m, prompts, 120, check_wiring=False), requests
 
 
 @each("gamma", [1, 3, 5])
@@ -86,7 +87,7 @@ def test_what_sglang_would_feed_it_is_another_reading_and_said_so(
     monkeypatch.setattr(draft, "fingerprint_by_files", lambda *parts: hashed.append(parts) or by_files(*parts))
     head = shutil.copytree(GOLDEN, tmp_path / "head")
     edited(head / "config.json", eagle_aux_hidden_state_layer_ids=[2, 4, 6])
-    run = profiled(tmp_path, stories15m, [text["prompt"] for text in TEXTS[::4]], model=head)
+    run = profiled(tmp_path, stories15m, [text["prompt"] for text in TEXTS[::4]], model=str(head))
     facts = run.manifest.drafts["head"]
     assert "2, 4, 6" in facts.reading["target states"]
     assert rounds(run, 3) != [recorded(text, 3) for text in TEXTS[::4]]

@@ -95,7 +95,7 @@ def scored(draft: HeadDraft, text: list[int], prompt: int) -> tuple[Continuation
 
 def logged(draft: HeadDraft, item: Continuation, rows: Arrays, gamma: int, p_min: float) -> Rounds:
     """The same by the log of the head."""
-    facts, prompt = draft.facts(), len(item.document.prompt)
+    facts = draft.facts()
     table = position_table([item], {0: rows}, LogRules(("strict",)).of(facts), draft.name, starts_matter=True)
     found = Traced.of(table, continuation_table([item]), facts, TotalsRequest(["strict"], [gamma], p_min)).rounds(gamma)
     accepted = np.minimum(found.accepted, len(item.ids) - found.at)
