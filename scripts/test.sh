@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install, lint, check types and run tests. Six and a half minutes on two cores (November 2026), the installation apart.
+# Install, lint, check types and run tests. Six minutes on two cores (November 2026), the installation apart.
 #   --all    the slow tests too, and those of object stores: what a change must pass, and what continuous integration runs
 #   --quick  what shows most mistakes within 90 seconds: structure, rules, profile files, and what lies between the models and the reports
 # Other arguments go to pytest, e.g. tests/theory.

@@ -35,9 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that run models come first: a process that begins one at the end would work on alone."""
-    running = {item.path for item in items if item.get_closest_marker("models") or item.get_closest_marker("demo_model")}
-    items.sort(key=lambda item: item.path not in running)
+    """Files that take long come first: a process that begins one at the end would work on alone."""
+    long = {item.path for item in items if any(map(item.get_closest_marker, ("models", "demo_model", "slow")))}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def slow(cases: Iterable[Sequence[Any]]) -> list[Any]:

@@ -26,7 +26,7 @@ from tests.profiling.golden import GOLDEN, greedy_run, recorded, require_decoded
 pytestmark = pytest.mark.demo_model
 DRAFTER = GOLDEN / "dflash_stories15m"
 TEXTS = json.loads((DRAFTER / "rounds.json").read_text())["texts"]
-REQUESTS = json.loads((GOLDEN / "vllm" / "rounds-dflash-stories15m.json").read_text())["requests"]
+REQUESTS = json.loads((GOLDEN / "vllm" / "rounds-dflash-stories15m.json").read_text())["requests"][::2]
 
 
 def profiled(folder: Path, target: Path, prompts: list[list[int]], *gammas: int, tokens: int = 70, **draft: Any) -> Run:
@@ -136,7 +136,7 @@ def test_every_round_is_that_of_a_real_vllm_but_for_its_norm_on_cpus(
         theirs = profiled(tmp_path / f"theirs-{gamma}", stories15m, prompts, gamma, tokens=size, check_wiring=False)
     assert own.continuations(0)["continuation_ids"].to_pylist() == [request["continuation_ids"] for request in REQUESTS]
     expected = [list(vllm_rounds(request["per_step_accepted"][str(gamma)], size)) for request in REQUESTS]
-    assert sum(map(len, expected)) > 1500
+    assert sum(map(len, expected)) > 750
     assert rounds(theirs, gamma) == expected
     assert rounds(own, gamma) != expected
 

@@ -53,7 +53,7 @@ def test_every_round_is_the_recorded_one(golden: Recorded, gamma: int) -> None:
 def test_real_decoding_has_the_recorded_rounds(golden: Recorded, stories15m: Path) -> None:
     """With caches of its own, on the target's states of verified tokens."""
     run, texts = golden
-    require_decoded(run, texts, GAMMAS)
+    require_decoded(run, texts[::2], GAMMAS)
 
 
 @pytest.fixture(scope="module", params=SHARES)

@@ -44,9 +44,9 @@ def runs(path: Path, seed: int) -> Iterator[Run]:
     yield from (noisy(run, rng) for _ in range(TABLES))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_nothing_contradicts_the_headline(seed: int, tmp_path: Path) -> None:
-    """200 runs in all. The bounds of the headline enclose those of its draft and gamma by name, for the traffic and for each
+    """100 runs in all. The bounds of the headline enclose those of its draft and gamma by name, for the traffic and for each
     domain, so that no threshold lies between them; halves that chose otherwise are the rule.
     """
     torn = 0

@@ -27,7 +27,7 @@ def test_a_short_training_drafts_three_tenths_right_and_real_rounds_are_those_of
     stories15m: Path, tmp_path: Path
 ) -> None:
     """A third of the demo's steps, on 12,219 tokens."""
-    changes = [f"target.model={stories15m}", "costs.source=none"]
+    changes = [f"target.model={stories15m}", "costs.source=none", "drafts={}"]
     options = load_profile(ROOT / "profiles" / "stories.yaml", changes)
     profiling.profile(options, tmp_path / "run", Silent())
     run = train(options, str(tmp_path / "run"), tmp_path / "head", TrainingOptions(steps=28), Silent())
