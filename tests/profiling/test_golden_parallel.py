@@ -74,10 +74,10 @@ def test_real_decoding_has_the_recorded_rounds(runs: dict[str, Run], kind: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "most"), [("p_eagle", 1800), ("pard", 1900)])
+@pytest.mark.parametrize(("kind", "most"), [("p_eagle", 900), ("pard", 950)])
 def test_every_round_is_that_of_a_real_vllm(kind: str, most: int, stories15m: Path, tmp_path: Path) -> None:
     name = f"rounds-{kind.replace('_', '-')}-stories15m.json"
-    requests = json.loads((GOLDEN / "vllm" / name).read_text())["requests"]
+    requests = json.loads((GOLDEN / "vllm" / name).read_text())["requests"][::2]
     prompts = [request["prompt_ids"] for request in requests]
     run = profiled(kind, tmp_path, stories15m, prompts, len(requests[0]["continuation_ids"]), check_wiring=False)
     assert run.continuations(0)["continuation_ids"].to_pylist() == [request["continuation_ids"] for request in requests]

@@ -89,7 +89,7 @@ def test_one_pass_has_the_recorded_rounds_and_all_of_their_drafts(
 def test_real_decoding_has_the_recorded_rounds_and_all_of_their_drafts(name: str, gamma: int, loaded: Any) -> None:
     target, drafts = loaded[name]
     engine = Speculation(target, drafts[7 if name == "all" else gamma], parse_rule("strict"), gamma)
-    for text in TEXTS[name][:2]:
+    for text in TEXTS[name][:1]:
         require_drafted(engine, text, gamma)
 
 

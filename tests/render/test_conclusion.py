@@ -67,12 +67,12 @@ def saying(report: RunReport, domains: str = "GGGGGG", **answer: Any) -> str:
         ),
         (
             {"verdict": "UNDECIDED", "draft": None, "gamma": None, "speedup": None, "remedy": "time again"},
-            "Not known whether it pays: why; small pays where a round costs less than 3.03 plain decode steps. "
+            "Not known whether it pays: why; small breaks even where a round costs 3.03 plain decode steps. "
             "Next: time again.",
         ),
         (
             {"verdict": "UNDECIDED", "speedup": Interval(1.2, 0.0, math.inf)},
-            "Not known whether it pays: why; small pays where a round costs less than 3.03 plain decode steps.",
+            "Not known whether it pays: why; small breaks even where a round costs 3.03 plain decode steps.",
         ),
     ],
 )

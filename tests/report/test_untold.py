@@ -86,7 +86,7 @@ def test_a_busy_machine_leads_with_tokens_and_says_that_the_speedup_is_not_known
     whole = as_first_screen(busy)
     lines = whole[whole.index("\n\n") :].splitlines()  # below the conclusion
     assert whole.startswith(f"Not known whether it pays: {WAITING}")
-    assert "; most pays where a round costs less than 2." in " ".join(whole.split())
+    assert "; most breaks even where a round costs 2." in " ".join(whole.split())
     assert lines[2] == "UNDECIDED  speedup not known, threshold 1.1x"
     assert lines[3].strip().startswith("tokens per round: most ")
     assert " ngram " in lines[3]

@@ -42,7 +42,7 @@ def _unknown(report: Report) -> str:
     best = report.drafts[0].answer if report.drafts else None  # the draft whose rounds emit most
     if best is not None and best.draft is not None and best.tokens_per_round is not None:
         most = fmt.number(best.tokens_per_round.value)
-        emits = f"; {fmt.short(best.draft, NAME)} pays where a round costs less than {most} plain decode steps"
+        emits = f"; {fmt.short(best.draft, NAME)} breaks even where a round costs {most} plain decode steps"
         remedy = remedy or next((note.remedy for note in report.notes if note.code in UNTIMED), "")
     following = f" Next: {remedy}." if remedy else ""
     return f"Not known whether it pays: {why(answer)}{emits}.{following}"

@@ -40,10 +40,10 @@ def test_a_short_training_drafts_three_tenths_right_and_real_rounds_are_those_of
     draft, total = load_draft("head", given, options, target, tokenizer), 0
     texts = {text.document: text for text in texts_of(run)}
     for row, number in list(enumerate(test["document"].to_pylist()))[:3]:
-        for gamma in (1, 3, 5):
+        for gamma in (1, 5):
             text = texts[number]
             decoded = Speculation(target, draft, parse_rule("strict"), gamma).decode(text.prompt, 96)
             assert decoded.ids.tolist() == text.ids.tolist()
             assert len(decoded.drafted) == totals[f"rounds_{gamma}"][row]
             total += len(decoded.drafted)
-    assert total > 400
+    assert total > 250
